@@ -1,0 +1,72 @@
+"""The names that every rules file uses: the checked configuration, the shards, the fingerprints, the default device limit.
+
+INPUTS   config/config.yaml with --configfile and --config on top; results/{run}/recipe.json of an earlier start
+OUTPUTS  results/{run}/recipe.json, written before the first job of every start
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(workflow.basedir) / "workflow" / "scripts"))
+
+from rebuild.config import complete_config, load_schema
+from rebuild.devices import device_limit
+from rebuild.driver_lock import DriverLock
+from rebuild.errors import StepError
+from rebuild.recipe import check_recipe, fingerprints, make_recipe, record_recipe
+from rebuild.step import DRIVER_PID
+from snakemake.io import apply_wildcards
+
+HOME = Path(workflow.basedir)
+os.environ[DRIVER_PID] = str(os.getpid())
+DRIVER_LOCK = DriverLock(Path(".snakemake"))
+
+try:
+    config = complete_config(
+        config, load_schema(HOME / "workflow" / "schemas" / "config.schema.yaml")
+    )
+    RECIPE = make_recipe(config)
+    RESULTS, PROMPTS = Path("results", config["run"]), Path(config["prompts"]["path"])
+    if workflow.is_main_process:
+        if not workflow.output_settings.dryrun and (other := DRIVER_LOCK.take_over()):
+            logger.warning(
+                f"Another Snakemake is at work here: {other}. Wait for it; --unlock is never needed."
+            )
+        check_recipe(RESULTS, RECIPE, PROMPTS)
+        workflow.global_resources.setdefault("gpu", device_limit(config["devices"]))
+except StepError as error:
+    raise WorkflowError(error.describe())
+
+RUN = config["run"]
+SHARDS = [f"{number:05d}" for number in range(config["prompts"]["shards"])]
+FINGERPRINTS = fingerprints(RECIPE)
+
+# Every target asks for these by date: behind a job that is redone, Snakemake looks for missing files only along
+# paths that are not wholly ancient.
+PREPARED = expand(
+    "results/{run}/{file}", run=RUN, file=["prompts/manifest.json", "model/manifest.json"]
+)
+
+
+def untracked(value):
+    """Return a parameter whose change redoes nothing: Snakemake does not compare what a function of `input` returns.
+
+    For expensive rules all that determines their data is in the parameter `fingerprint`; every other one is untracked.
+    """
+
+    def parameter(wildcards, input):
+        return apply_wildcards(value, wildcards) if isinstance(value, str) else value
+
+    return parameter
+
+
+wildcard_constraints:
+    run=RUN.replace(".", "[.]"),
+    shard="[0-9]{5}|canary",
+
+
+onstart:
+    DRIVER_LOCK.require()
+    check_recipe(RESULTS, RECIPE, PROMPTS)  # again, for what a driver made that ended only now
+    record_recipe(RESULTS, RECIPE)

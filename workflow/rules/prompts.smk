@@ -1,0 +1,31 @@
+"""Cut the prompts into shards, once and the same on any machine.
+
+INPUTS   prompts.path: a .jsonl, .jsonl.gz or .parquet file, or a directory of them
+OUTPUTS  results/{run}/prompts/{shard}.parquet, manifest.json (counts, hashes), rejected.parquet (file, line, reason)
+"""
+
+
+rule shard_prompts:
+    """Check every prompt, set bad ones aside with their reason, and write the shards."""
+    input:
+        source=ancient(config["prompts"]["path"]),
+    output:
+        shards=expand("results/{{run}}/prompts/{shard}.parquet", shard=SHARDS),
+        manifest="results/{run}/prompts/manifest.json",
+        rejected="results/{run}/prompts/rejected.parquet",
+    log:
+        "results/{run}/logs/shard_prompts.log",
+    benchmark:
+        "results/{run}/benchmarks/shard_prompts.tsv"
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        shards=SHARDS,
+        assign=config["prompts"]["assign"],
+        max_rejected=config["prompts"]["max_rejected"],
+        limit=config["prompts"]["limit"],
+        fingerprint=FINGERPRINTS["prompts"],
+    message:
+        "Cutting {input.source} into {config[prompts][shards]} shards"
+    script:
+        "../scripts/shard_prompts.py"

@@ -1,0 +1,99 @@
+"""How a generation is put to the server: rendering, room in the context, the request, and the row that comes of it."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from rebuild.answers import Judge, Rendered, failed, rendered_prompt
+from rebuild.chat import UnrenderableError, render_prompt, to_chat_messages
+from rebuild.client import Endpoint, RequestFailed, ask, elapsed_since
+from rebuild.conversation import Conversation
+
+MARGIN = 1  # tokens of the context that stay free
+SAMPLING = ["temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty"]
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Puts generations to a server: tokenizer, limits in tokens, and the sampling that every request carries."""
+
+    tokenizer: Any
+    judge: Judge
+    context_length: int
+    sampling: dict[str, Any]
+    min_answer_tokens: int
+    max_attempts: int
+
+    def render(self, conversation: Conversation) -> Rendered:
+        """Return what identifies the next generation's prompt, rendered as the server will render it."""
+        try:
+            return rendered_prompt(self.render_ids(conversation), self.judge)
+        except UnrenderableError as error:
+            return Rendered(0, b"", False, refusal=str(error))
+
+    def render_ids(self, conversation: Conversation) -> list[int]:
+        """Return the ids of the next generation's prompt."""
+        tools = json.loads(conversation.tools) if conversation.tools else None
+        kwargs = self.sampling["chat_template_kwargs"]
+        return render_prompt(self.tokenizer, to_chat_messages(conversation.history), tools, kwargs)
+
+    def room(self, rendered: Rendered) -> int:
+        """Return how many tokens an answer may have in what the prompt leaves of the context."""
+        return max(self.context_length - rendered.length - MARGIN, 0)
+
+    async def generate(
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: Endpoint,
+        conversation: Conversation,
+        rendered: Rendered,
+    ) -> Row:
+        """Return the fields that one generation decides; a prompt that cannot be asked is skipped with its reason.
+
+        Raises:
+            ServerLost: the server died meanwhile.
+        """
+        if rendered.refusal is not None:
+            return {"status": "skipped", "error": f"unrenderable: {rendered.refusal}"}
+        room = self.room(rendered)
+        if room < self.min_answer_tokens:
+            return too_long(rendered.length, room, self.context_length)
+        body = request_body(conversation, self.sampling, min(self.sampling["max_tokens"], room))
+        began = time.monotonic()
+        try:
+            reply, attempt = await ask(session, endpoint, body, self.max_attempts)
+        except RequestFailed as error:
+            fields = failed(f"request: {error}")
+            attempt = error.attempts
+        else:
+            fields = self.judge.outcome(reply, rendered, lambda: self.render_ids(conversation))
+        return fields | {"attempt": attempt, "latency_s": elapsed_since(began)}
+
+
+def too_long(length: int, room: int, context: int) -> Row:
+    """Return the fields of a prompt that is skipped because it leaves no room for an answer."""
+    reason = f"prompt_too_long: its {length} tokens leave {room} of {context}"
+    return {"status": "skipped", "error": reason, "prompt_tokens": length}
+
+
+def request_body(
+    conversation: Conversation, sampling: dict[str, Any], max_tokens: int
+) -> dict[str, Any]:
+    """Return a chat completion request: messages, tools, ids wanted back, and every sampling parameter explicit."""
+    body = {
+        "messages": to_chat_messages(conversation.history),
+        "max_tokens": max_tokens,
+        "stream": False,
+        "return_token_ids": True,
+        "chat_template_kwargs": sampling["chat_template_kwargs"],
+        "frequency_penalty": 0.0,
+        **{name: sampling[name] for name in SAMPLING},
+    }
+    if conversation.tools:
+        body["tools"] = json.loads(conversation.tools)
+    return body

@@ -1,0 +1,76 @@
+"""Which layers a drafter reads, in the ids of z-lab, SpecForge and SGLang.
+
+Id k is the output of the 0-based decoder layer k, which transformers calls `hidden_states[k + 1]`.
+"""
+
+from collections.abc import Sequence
+
+from rebuild.errors import StepError
+
+SETTING = "hidden_states.layers"
+
+
+def dflash_layers(num_hidden_layers: int, taps: int = 5) -> list[int]:
+    """Return the layers that a DFlash drafter with `taps` taps reads: round(1 + i·(N-4)/(D-1)).
+
+    Source: `build_target_layer_ids` of z-lab's DFlash, kept in SpecForge 0.2.0
+    (`specforge/modeling/draft/dflash.py`), Python's rounding of halves included. A published drafter
+    may have been trained on other layers: its own config wins over this formula.
+    """
+    if taps == 1:
+        return [num_hidden_layers // 2]
+    return [round(1 + i * (num_hidden_layers - 4) / (taps - 1)) for i in range(taps)]
+
+
+def choose_layers(setting: str | Sequence[int], num_hidden_layers: int) -> list[int]:
+    """Return the layers of `hidden_states.layers`: the given ids, or the DFlash formula for `auto`.
+
+    Raises:
+        StepError: the ids do not fit the model (see `check_layers`), or the word is unknown.
+    """
+    if setting == "auto":
+        layers = dflash_layers(num_hidden_layers)
+    elif isinstance(setting, str):
+        raise StepError(
+            f"{SETTING} is not understood",
+            expected="auto, or a list of layer ids",
+            seen=repr(setting),
+            remedy=f"correct {SETTING} in the config",
+        )
+    else:
+        layers = list(setting)
+    check_layers(layers, num_hidden_layers)
+    return layers
+
+
+def check_layers(layers: Sequence[int], num_hidden_layers: int) -> None:
+    """Stop unless the ids are whole numbers, ascending, each once, and layers of the model.
+
+    Raises:
+        StepError: names the first id that is wrong, and what would be right.
+    """
+    faults = [describe_fault(layers, at, num_hidden_layers) for at in range(len(layers))]
+    fault = next(filter(None, faults), "" if layers else "the list is empty")
+    if fault:
+        raise StepError(
+            f"these layers cannot be captured: {fault}",
+            where=SETTING,
+            expected=f"ascending ids between 0 and {num_hidden_layers - 1}, each once "
+            f"(the model has {num_hidden_layers} layers; id k is the output of the 0-based layer k)",
+            seen=str(list(layers)),
+            remedy=f"name the layers in {SETTING}, those of the drafter's own config if it has one",
+        )
+
+
+def describe_fault(layers: Sequence[int], at: int, num_hidden_layers: int) -> str:
+    """Return what is wrong with the id at position `at`, or an empty string."""
+    layer = layers[at]
+    if isinstance(layer, bool) or not isinstance(layer, int):
+        return f"{layer!r} is not a whole number"
+    if not 0 <= layer < num_hidden_layers:
+        return f"the model has no layer {layer}"
+    if layer in layers[:at]:
+        return f"layer {layer} is named twice"
+    if at and layer < layers[at - 1]:
+        return f"layer {layer} comes after layer {layers[at - 1]}"
+    return ""
