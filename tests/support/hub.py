@@ -33,15 +33,10 @@ class Hub(ThreadingHTTPServer):
         return {str(path.relative_to(self.folder)): path.stat().st_size for path in files}
 
     def facts(self, asked: str) -> Any:
-        """Return what the API says of the repository (`revision/…`) or of its files (`tree/…`), None of anything else."""
+        """Return what the API says of the repository at a revision, None of anything else."""
         if asked in ("revision/main", f"revision/{COMMIT}"):
             files = [{"rfilename": name, "size": size} for name, size in self.sizes().items()]
             return {"id": self.repo, "sha": COMMIT, "siblings": files}
-        if asked == f"tree/{COMMIT}":
-            return [
-                {"type": "file", "path": name, "size": size, "oid": "0" * 40}
-                for name, size in self.sizes().items()
-            ]
         return None
 
 

@@ -1,10 +1,8 @@
-"""Processes are told apart by when they began, and end with who started them."""
+"""Processes are told apart by when they began."""
 
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 from rebuild.processes import (
@@ -12,23 +10,8 @@ from rebuild.processes import (
     mapped_files,
     session_processes,
     start_time,
-    starter,
     still_alive,
 )
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
-SOON_S = 10.0
-CHILD = """
-import signal, time
-from rebuild.processes import end_with_starter
-end_with_starter(signal.SIGTERM)
-print("ready", flush=True)
-time.sleep(1000)
-"""
-DRIVER = """
-import subprocess, sys
-subprocess.run(["sh", "-c", sys.executable + " -c \\"$CHILD\\"; true"])
-"""
 
 
 def test_the_dead_and_the_unreaped_have_no_start_time() -> None:
@@ -66,34 +49,3 @@ def test_mapped_files_are_found_by_their_beginning() -> None:
     own = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     assert set(libraries) <= own
     assert mapped_files([os.getpid()], "/no/such/file") == []
-
-
-def test_a_script_ends_with_its_driver_although_a_shell_between_them_lives_on() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS), "CHILD": CHILD},
-        start_new_session=True,
-    )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    assert len(session_processes(process.pid)) == 3
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + SOON_S
-    while session_processes(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert session_processes(process.pid) == {}
-
-
-def test_shells_in_between_do_not_count_as_the_starter() -> None:
-    code = "from rebuild.processes import starter; print(starter())"
-    done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -c '{code}'; true"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
-    )
-    assert int(done.stdout) == os.getpid()
-    assert starter() > 0

@@ -116,7 +116,7 @@ def test_greedy_answers_are_those_of_plain_transformers(finished_run: Run, plain
     for row in first_turns[:10]:
         prompt = torch.tensor([row["prompt_token_ids"]])
         with torch.inference_mode():
-            greedy = plain_model.generate(prompt, max_new_tokens=48, do_sample=False)
+            greedy = plain_model.generate(prompt, max_new_tokens=96, do_sample=False)
         assert greedy[0, prompt.shape[1] :].tolist() == row["response_token_ids"], row["sample_id"]
 
 

@@ -17,6 +17,7 @@ from rebuild.external import ExternalServers
 from rebuild.files import sha256_json
 from rebuild.generated_table import write_generated
 from rebuild.generation import ShardGeneration
+from rebuild.installed_flags import translate_flags
 from rebuild.lease import Lease, check_granted, lease_devices
 from rebuild.model import Model, ensure_model, load_manifest
 from rebuild.partial_log import PartialLog
@@ -116,11 +117,16 @@ def server_starter(
 ) -> Callable[[], AnyServer]:
     """Return a function that starts the next server, each with a log of its own that no retry overwrites."""
 
+    flags = {}
+    if lease is not None:
+        cache = logs.parent / "installed_flags.json"
+        flags = translate_flags(server["flags"], lease.devices, stand_in, cache)
+
     def start() -> AnyServer:
         if lease is None:
             return ExternalServers(server["external"])
         return start_server(
-            flags=server["flags"],
+            flags=flags,
             model=dict(model),
             tensor_parallel=server["tensor_parallel"],
             lease=lease,

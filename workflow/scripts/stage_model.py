@@ -11,7 +11,6 @@ from rebuild.model_files import check_folder, content_sha256, hash_files
 from rebuild.model_source import obtain_model
 from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
-from rebuild.tables import read_metadata
 
 
 def stage_model(

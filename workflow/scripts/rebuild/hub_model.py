@@ -1,22 +1,21 @@
 """Models from the hub: a revision's commit, and the download of what a server needs, resumed where it broke off."""
 
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils import disable_progress_bars
 
 from rebuild.errors import StepError
 from rebuild.model_copies import check_space
-from rebuild.model_files import BESIDE_WEIGHTS, TEMPLATE_FOLDERS
+from rebuild.model_files import BESIDE_WEIGHTS, MIB, TEMPLATE_FOLDERS
+from rebuild.progress import Progress
 from rebuild.step import say
 
 WANTED = BESIDE_WEIGHTS | {".safetensors"}
-CONNECTIONS = 4
 
 
 def resolve_commit(repo: str, revision: str) -> str:
@@ -40,18 +39,12 @@ def download(repo: str, commit: str, folder: Path) -> None:
     say(f"fetching {repo}@{commit[:12]}: {len(sizes)} files, {sum(sizes.values()) / 1e9:.2f} GB")
     progress = Progress(sum(sizes.values()) // MIB, "MiB fetched")
     disable_progress_bars()
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        transfers = {
-            pool.submit(hf_hub_download, repo, name, revision=commit, local_dir=folder): name
-            for name in sizes
-        }
+    for name, size in sizes.items():  # the client fetches the pieces of a big file side by side
         try:
-            for transfer in as_completed(transfers):
-                transfer.result()
-                progress.update(sizes[transfers[transfer]] // MIB, note=transfers[transfer])
+            hf_hub_download(repo, name, revision=commit, local_dir=folder)
         except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-            pool.shutdown(wait=False, cancel_futures=True)
             raise unreachable(repo, commit, error) from error
+        progress.update(size // MIB, note=name)
     shutil.rmtree(folder / ".cache", ignore_errors=True)
 
 

@@ -2,14 +2,11 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-SHELLS = ("bash", "sh", "dash")
-WATCH_S = 0.5
 Identities = dict[int, int]  # process id -> start time: together they name one process for ever
 
 
@@ -65,33 +62,3 @@ def pid_space() -> str:
     """Return what process ids are relative to: this boot of this machine, and the pid namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-
-
-def starter() -> int:
-    """Return the process that started this one, shells in between left out (0: none is left)."""
-    pid = os.getppid()
-    with suppress(FileNotFoundError, ProcessLookupError):
-        while pid > 1 and Path(f"/proc/{pid}/comm").read_text().strip() in SHELLS:
-            pid = int((read_stat(pid) or ["", "0"])[1])
-    return pid if pid > 1 else 0
-
-
-def end_with_starter(number: int) -> None:
-    """Send signal `number` to this process when the one behind its parent shells ends.
-
-    The kernel's parent-death signal tells only of the parent; an older `bash -c` stays between
-    Snakemake and the script, and outlives Snakemake. (Asked again and again: the systems with such a
-    bash have no pidfd_open yet.)
-    """
-    pid = starter()
-    if pid not in (0, os.getppid()):
-        watching = threading.Thread(target=wait_and_signal, args=(pid, number), daemon=True)
-        watching.start()
-
-
-def wait_and_signal(pid: int, number: int) -> None:
-    """Wait until the process ends, then signal this one."""
-    began = start_time(pid)
-    while began is not None and start_time(pid) == began:
-        time.sleep(WATCH_S)
-    os.kill(os.getpid(), number)
