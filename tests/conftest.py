@@ -1,11 +1,14 @@
 """What every test may ask for: models and tokenizers, real ones where they come in packages, tiny ones elsewhere."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: tests fetch nothing
+# Tests wait for no other run on this machine, and no other run for them.
+os.environ["REBUILD_LEASE_DIR"] = tempfile.mkdtemp(prefix="rebuild-leases-")
 
 
 @pytest.fixture(scope="session")

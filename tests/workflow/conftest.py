@@ -1,12 +1,20 @@
-"""One real run of the whole workflow, shared by the tests that look at its results."""
+"""Real servers, and one real run of the whole workflow, shared by the tests that look at them."""
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rebuild.devices import select_devices
+from rebuild.lease import lease_devices
+from rebuild.model import load_manifest
+from rebuild.server import start_server
+from stage_model import stage_model
 from tests.support.trees import ROOT, copy_tree, run_snakemake, write_config
 
 SHARDS = ["00000", "00001"]
@@ -25,6 +33,69 @@ class Run:
         """Run Snakemake once more on the same configuration; return exit status and output."""
         done = run_snakemake(self.tree, *arguments, "--configfile", str(self.config))
         return done.returncode, done.stdout + done.stderr
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A real server that answers, and the model that it serves."""
+
+    url: str
+    model_name: str
+    model_path: Path
+
+
+def stage_locally(model: Path, folder: Path) -> Path:
+    """Stage a local model for a test and return its manifest."""
+    manifest = folder / "manifest.json"
+    stage_model(
+        str(model),
+        manifest,
+        revision=None,
+        stage_to=None,
+        models_dir=folder / "models",
+        trust_remote_code=False,
+        generated=folder / "generated",
+        fingerprint="test",
+    )
+    return manifest
+
+
+@contextmanager
+def running_server(model: Path, folder: Path, **flags: Any) -> Iterator[RunningServer]:
+    """Serve a model as a job would, on a lease of the test's own."""
+    manifest = load_manifest(stage_locally(model, folder))
+    with (
+        lease_devices(1, select_devices(["cpu"]), folder=folder / "leases") as lease,
+        start_server(
+            flags=flags,
+            model=dict(manifest),
+            tensor_parallel=1,
+            lease=lease,
+            folder=folder,
+            stand_in=ROOT / "envs" / "cpu" / "stand_in",
+        ) as server,
+    ):
+        server.wait_ready(600)
+        yield RunningServer(server.url, server.model_name, model)
+
+
+@pytest.fixture(scope="module")
+def smollm2_server(
+    demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A server of the demo's model."""
+    with running_server(demo_model, tmp_path_factory.mktemp("smollm2")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def qwen36_server(
+    tiny_qwen36: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A server of the miniature Qwen3.6, with the production configuration's parsers."""
+    parsers = {"reasoning-parser": "qwen3", "tool-call-parser": "qwen3_coder"}
+    with running_server(tiny_qwen36, tmp_path_factory.mktemp("qwen36"), **parsers) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
