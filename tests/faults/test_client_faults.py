@@ -78,7 +78,15 @@ def ask_shard(
     prompts, generated = folder / "prompts.parquet", folder / "generated.parquet"
     write_prompts(prompts, questions)
     judge = Judge(tokenizer, stop_ids(tokenizer, []), None, None)
-    asker = Asker(tokenizer, judge, context, SAMPLING, min_answer_tokens=8, max_attempts=3)
+    asker = Asker(
+        tokenizer,
+        judge,
+        context,
+        SAMPLING,
+        min_answer_tokens=8,
+        max_attempts=3,
+        keep_reasoning=False,
+    )
     with PartialLog(folder / "answers.jsonl") as log:
         shard = ShardGeneration(prompts, log, asker)
 
@@ -90,7 +98,7 @@ def ask_shard(
             asyncio.run(run())
         except BaseExceptionGroup as group:
             raise first_cause(group) from None
-        write_generated(generated, prompts, log, {})
+        write_generated(generated, prompts, log, {}, keep_reasoning=False)
     return list(iter_rows(generated))
 
 

@@ -170,7 +170,7 @@ def test_the_rows_that_conversations_really_unfold_into_balance(tmp_path: Path) 
         "tool_calls": json.dumps([call]),
     }
     cut = {"status": "truncated", "finish_reason": "length"}
-    conversation, answers = begin_conversation(prompt), []
+    conversation, answers = begin_conversation(prompt, False), []
     for outcome in (called, {}, cut):
         length = 60 + conversation.turn
         row = make_answer("p", conversation.turn, tokens=length) | outcome

@@ -32,7 +32,7 @@ TWO_TURNS = prompt(message("system", "Be brief."), message("user", "A?"), messag
 
 
 def test_the_second_turn_sees_the_models_own_first_answer():
-    conversation = begin_conversation(TWO_TURNS)
+    conversation = begin_conversation(TWO_TURNS, False)
     assert [m["role"] for m in conversation.skeleton()["messages"]] == ["system", "user"]
     answer(conversation, "my own answer")
     row = conversation.skeleton()
@@ -49,7 +49,7 @@ def test_the_second_turn_sees_the_models_own_first_answer():
 
 def test_a_truncated_answer_ends_the_conversation_and_every_later_turn_has_its_row():
     for status in ("truncated", "error", "skipped"):
-        conversation = begin_conversation(TWO_TURNS)
+        conversation = begin_conversation(TWO_TURNS, False)
         _, out_of_reach = answer(conversation, status=status)
         assert [(row["sample_id"], row["status"]) for row in out_of_reach] == [
             ("p_gen1", "skipped")
@@ -75,7 +75,7 @@ def recorded_prompt(arguments: str = '{"city":"Oslo"}') -> dict[str, Any]:
 
 
 def test_a_tool_call_goes_on_with_the_recorded_result_of_that_very_call():
-    conversation = begin_conversation(recorded_prompt())
+    conversation = begin_conversation(recorded_prompt(), False)
     answer(conversation, "", "tool_calls", tool_calls=json.dumps([CALL]))
     last = conversation.skeleton()["messages"][-1]
     assert (last["role"], last["content"], last["tool_call_id"]) == ("tool", "4 degrees", "call_0")
@@ -85,7 +85,7 @@ def test_a_tool_call_goes_on_with_the_recorded_result_of_that_very_call():
 
 
 def test_a_tool_call_with_other_arguments_ends_the_conversation_and_no_result_is_invented():
-    conversation = begin_conversation(recorded_prompt('{"city":"Bergen"}'))
+    conversation = begin_conversation(recorded_prompt('{"city":"Bergen"}'), False)
     _, out_of_reach = answer(conversation, "", "tool_calls", tool_calls=json.dumps([CALL]))
     assert [row["error"] for row in out_of_reach] == [
         "conversation_ended: the result of turn 0's call is unknown"
@@ -93,31 +93,38 @@ def test_a_tool_call_with_other_arguments_ends_the_conversation_and_no_result_is
 
 
 def test_a_recorded_result_is_used_once_so_that_a_model_that_repeats_its_call_cannot_loop():
-    conversation = begin_conversation(recorded_prompt())
+    conversation = begin_conversation(recorded_prompt(), False)
     answer(conversation, "", "tool_calls", tool_calls=json.dumps([CALL]))
     _, out_of_reach = answer(conversation, "", "tool_calls", tool_calls=json.dumps([CALL]))
     assert len(out_of_reach) == 1 and conversation.finished
 
 
 def test_replaying_a_log_gives_the_state_in_which_it_was_left():
-    live = begin_conversation(TWO_TURNS)
+    live = begin_conversation(TWO_TURNS, False)
     first, _ = answer(live, "one")
-    conversation, rows = replay(TWO_TURNS, [first])
+    conversation, rows = replay(TWO_TURNS, [first], False)
     assert rows == [first]
     assert conversation.skeleton() == live.skeleton()
 
 
 def test_replaying_rebuilds_rows_out_of_reach_which_are_never_logged():
-    live = begin_conversation(TWO_TURNS)
+    live = begin_conversation(TWO_TURNS, False)
     first, out_of_reach = answer(live, "cut", "truncated")
-    conversation, rows = replay(TWO_TURNS, [first])
+    conversation, rows = replay(TWO_TURNS, [first], False)
     assert rows == [first, *out_of_reach]
     assert conversation.finished
 
 
 def test_replaying_stops_at_a_gap():
-    live = begin_conversation(TWO_TURNS)
+    live = begin_conversation(TWO_TURNS, False)
     answer(live, "one")
     second, _ = answer(live, "two")
-    conversation, rows = replay(TWO_TURNS, [second])
+    conversation, rows = replay(TWO_TURNS, [second], False)
     assert rows == [] and conversation.turn == 0
+
+
+def test_a_thought_is_in_the_history_only_when_it_is_to_be_preserved():
+    for keep, seen in ((False, None), (True, "because")):
+        conversation = begin_conversation(TWO_TURNS, keep)
+        answer(conversation, "yes", reasoning="because")
+        assert conversation.skeleton()["messages"][-2]["reasoning_content"] == seen

@@ -82,6 +82,7 @@ FIRST_CHANGED = [
     ("server.flags", {"context-length": 4096, "dtype": "float16"}, "generate"),
     ("server.flags", {}, "generate"),
     ("server.external", ["http://127.0.0.1:30000"], "generate"),
+    ("generate.history_reasoning", "preserve", "generate"),
     ("generate.min_answer_tokens", 1, "generate"),
     ("generate.truncated", "drop", "tokenize"),
     ("tokenize.max_length", 8, "tokenize"),

@@ -77,7 +77,13 @@ def generate_shard(
                 )
                 start = server_starter(server, model, lease, server_logs, stand_in)
                 timing = asyncio.run(answer_shard(shard, start, options))
-                statuses = write_generated(whole, prompts, log, facts | describe(timing))
+                statuses = write_generated(
+                    whole,
+                    prompts,
+                    log,
+                    facts | describe(timing),
+                    keep_reasoning=asker.keep_reasoning,
+                )
                 say(f"rows: {dict(statuses)}; {timing}")
         link_whole(whole, generated)
 
@@ -94,9 +100,17 @@ def make_asker(
         token_id(tokenizer, THINK_END),
     )
     context = server["flags"].get("context-length") or model["context_length"]
-    return Asker(
-        tokenizer, judge, context, sampling, generate["min_answer_tokens"], generate["max_attempts"]
+    asker = Asker(
+        tokenizer,
+        judge,
+        context,
+        sampling,
+        generate["min_answer_tokens"],
+        generate["max_attempts"],
+        keep_reasoning=generate["history_reasoning"] == "preserve",
     )
+    asker.check_history()
+    return asker
 
 
 @contextmanager

@@ -11,7 +11,11 @@ from rebuild.answers import Judge, Rendered, failed, rendered_prompt
 from rebuild.chat import UnrenderableError, render_prompt, to_chat_messages
 from rebuild.client import Endpoint, RequestFailed, ask, elapsed_since
 from rebuild.conversation import Conversation
+from rebuild.errors import StepError
 
+PRESERVE = "preserve_thinking"  # Qwen3.6's name for keeping past thoughts in the history
+PROBE = "a thought of long ago"
+MESSAGE_KEYS = ["content", "reasoning_content", "tool_calls", "tool_call_id", "name"]
 MARGIN = 1  # tokens of the context that stay free
 SAMPLING = ["temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty"]
 
@@ -28,6 +32,40 @@ class Asker:
     sampling: dict[str, Any]
     min_answer_tokens: int
     max_attempts: int
+    keep_reasoning: bool
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The chat template's arguments, for our own rendering and the server's."""
+        kept = {PRESERVE: True} if self.keep_reasoning else {}
+        return {**self.sampling["chat_template_kwargs"], **kept}
+
+    def check_history(self) -> None:
+        """Stop if the chat template treats the thoughts of earlier answers otherwise than configured.
+
+        Raises:
+            StepError: `preserve` with a template that drops them, or `strip` with one that is told to keep them.
+        """
+        user = dict.fromkeys(MESSAGE_KEYS) | {"role": "user", "content": "?"}
+        answer = user | {"role": "assistant", "reasoning_content": PROBE}
+        history = to_chat_messages([user, answer, user])
+        ids = render_prompt(self.tokenizer, history, None, self.template_kwargs)
+        if self.keep_reasoning and PROBE not in self.tokenizer.decode(ids):
+            raise StepError(
+                "the chat template leaves out the thoughts of earlier answers",
+                where="generate.history_reasoning: preserve",
+                expected=f"a template that renders reasoning_content of past turns when {PRESERVE} is set",
+                seen=repr(self.tokenizer.decode(ids)[-200:]),
+                remedy="set generate.history_reasoning: strip, as the model was trained",
+            )
+        if not self.keep_reasoning and self.template_kwargs.get(PRESERVE):
+            raise StepError(
+                "two settings contradict each other",
+                where="generate.history_reasoning and sampling.chat_template_kwargs",
+                expected=f"generate.history_reasoning: preserve, or no {PRESERVE}",
+                seen=f"generate.history_reasoning: strip, and {PRESERVE}: true",
+                remedy=f"take {PRESERVE} out: generate.history_reasoning decides",
+            )
 
     def render(self, conversation: Conversation) -> Rendered:
         """Return what identifies the next generation's prompt, rendered as the server will render it."""
@@ -39,8 +77,8 @@ class Asker:
     def render_ids(self, conversation: Conversation) -> list[int]:
         """Return the ids of the next generation's prompt."""
         tools = json.loads(conversation.tools) if conversation.tools else None
-        kwargs = self.sampling["chat_template_kwargs"]
-        return render_prompt(self.tokenizer, to_chat_messages(conversation.history), tools, kwargs)
+        messages = to_chat_messages(conversation.history)
+        return render_prompt(self.tokenizer, messages, tools, self.template_kwargs)
 
     def room(self, rendered: Rendered) -> int:
         """Return how many tokens an answer may have in what the prompt leaves of the context."""
@@ -63,7 +101,8 @@ class Asker:
         room = self.room(rendered)
         if room < self.min_answer_tokens:
             return too_long(rendered.length, room, self.context_length)
-        body = request_body(conversation, self.sampling, min(self.sampling["max_tokens"], room))
+        max_tokens = min(self.sampling["max_tokens"], room)
+        body = request_body(conversation, self.sampling, self.template_kwargs, max_tokens)
         began = time.monotonic()
         try:
             reply, attempt = await ask(session, endpoint, body, self.max_attempts)
@@ -82,7 +121,10 @@ def too_long(length: int, room: int, context: int) -> Row:
 
 
 def request_body(
-    conversation: Conversation, sampling: dict[str, Any], max_tokens: int
+    conversation: Conversation,
+    sampling: dict[str, Any],
+    template_kwargs: dict[str, Any],
+    max_tokens: int,
 ) -> dict[str, Any]:
     """Return a chat completion request: messages, tools, ids wanted back, and every sampling parameter explicit."""
     body = {
@@ -90,7 +132,7 @@ def request_body(
         "max_tokens": max_tokens,
         "stream": False,
         "return_token_ids": True,
-        "chat_template_kwargs": sampling["chat_template_kwargs"],
+        "chat_template_kwargs": template_kwargs,
         "frequency_penalty": 0.0,
         **{name: sampling[name] for name in SAMPLING},
     }

@@ -27,6 +27,7 @@ class Conversation:
     tools: str | None
     waiting: list[Message]
     recorded: list[list[Message]]
+    keep_reasoning: bool
     history: list[Message] = field(default_factory=list)
     turn: int = 0
 
@@ -53,7 +54,7 @@ class Conversation:
         self.turn += 1
         if row["status"] in ENDS_CONVERSATION:
             return self._give_up(f"turn {row['turn']} is {row['status']}")
-        self.history.append(answer_message(row))
+        self.history.append(answer_message(row, self.keep_reasoning))
         if row["status"] != "tool_calls":
             self._next_user()
             return []
@@ -96,8 +97,11 @@ class Conversation:
         return []
 
 
-def begin_conversation(prompt: Row) -> Conversation:
-    """Return the conversation of one row of the prompts table, at its first turn."""
+def begin_conversation(prompt: Row, keep_reasoning: bool) -> Conversation:
+    """Return the conversation of one row of the prompts table, at its first turn.
+
+    `keep_reasoning` puts the thoughts of earlier answers into the history (`generate.history_reasoning: preserve`).
+    """
     opening: list[Message] = []
     waiting: list[Message] = []
     recorded: list[list[Message]] = []
@@ -111,13 +115,19 @@ def begin_conversation(prompt: Row) -> Conversation:
             opening.append(message)
     history = [*opening, *waiting[:1]]
     return Conversation(
-        prompt["prompt_id"], prompt["source"], prompt["tools"], waiting, recorded, history
+        prompt["prompt_id"],
+        prompt["source"],
+        prompt["tools"],
+        waiting,
+        recorded,
+        keep_reasoning,
+        history,
     )
 
 
-def replay(prompt: Row, logged: list[Row]) -> tuple[Conversation, list[Row]]:
+def replay(prompt: Row, logged: list[Row], keep_reasoning: bool) -> tuple[Conversation, list[Row]]:
     """Return the conversation after the logged outcomes (by turn), and all its rows so far, those out of reach included."""
-    conversation = begin_conversation(prompt)
+    conversation = begin_conversation(prompt, keep_reasoning)
     rows: list[Row] = []
     for row in logged:
         if conversation.finished or row["turn"] != conversation.turn:
@@ -127,12 +137,12 @@ def replay(prompt: Row, logged: list[Row]) -> tuple[Conversation, list[Row]]:
     return conversation, rows
 
 
-def answer_message(row: Row) -> Message:
-    """Return an answer as the message that later turns see."""
+def answer_message(row: Row, keep_reasoning: bool) -> Message:
+    """Return an answer as the message that later turns see, with or without its thought."""
     return {
         "role": "assistant",
         "content": row["content"],
-        "reasoning_content": row["reasoning"],
+        "reasoning_content": row["reasoning"] if keep_reasoning else None,
         "tool_calls": row["tool_calls"],
         "tool_call_id": None,
         "name": None,

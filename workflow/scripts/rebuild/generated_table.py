@@ -11,7 +11,12 @@ from rebuild.tables import GENERATED, TableWriter, iter_rows
 
 
 def write_generated(
-    path: Path, prompts: Path, log: PartialLog, metadata: dict[str, str]
+    path: Path,
+    prompts: Path,
+    log: PartialLog,
+    metadata: dict[str, str],
+    *,
+    keep_reasoning: bool,
 ) -> Counter[str]:
     """Write the shard's table from the log, in prompt order, and return the rows by status.
 
@@ -21,7 +26,7 @@ def write_generated(
     statuses: Counter[str] = Counter()
     with TableWriter(path, GENERATED, metadata) as writer:
         for prompt in iter_rows(prompts):
-            conversation, rows = replay(prompt, log.rows_of(prompt["prompt_id"]))
+            conversation, rows = replay(prompt, log.rows_of(prompt["prompt_id"]), keep_reasoning)
             if not conversation.finished:
                 raise StepError(
                     "the log of finished answers is incomplete",

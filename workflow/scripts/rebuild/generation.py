@@ -91,7 +91,7 @@ class ShardGeneration:
     def conversation(self, row: int) -> Conversation:
         """Return a prompt's conversation after what the log holds of it."""
         prompt: Row = self.table.slice(row, 1).to_pylist()[0]
-        return replay(prompt, self.log.rows_of(prompt["prompt_id"]))[0]
+        return replay(prompt, self.log.rows_of(prompt["prompt_id"]), self.asker.keep_reasoning)[0]
 
     def enqueue(self, batch: list[Task | None]) -> None:
         """Queue prepared tasks, and count what was finished already (in the event loop)."""

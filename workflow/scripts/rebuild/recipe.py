@@ -15,7 +15,13 @@ SEMANTICS = {"prompts": 1, "model": 1, "generate": 1, "tokenize": 1, "hidden_sta
 SETTINGS = {
     "prompts": ["prompts.shards", "prompts.assign", "prompts.limit"],
     "model": ["model.source", "model.revision"],
-    "generate": ["sampling", "server.flags", "server.external", "generate.min_answer_tokens"],
+    "generate": [
+        "sampling",
+        "server.flags",
+        "server.external",
+        "generate.history_reasoning",
+        "generate.min_answer_tokens",
+    ],
     "tokenize": ["tokenize.max_length", "tokenize.min_loss_tokens", "generate.truncated"],
     "hidden_states": ["hidden_states.layers", "hidden_states.dtype", "hidden_states.max_length"],
 }

@@ -127,7 +127,7 @@ async def check_first(
     """Have the golden prompts answered before any other; ServerLost if an answer is wrong."""
     async with open_session() as session:
         for endpoint in server.endpoints():
-            kwargs = shard.asker.sampling["chat_template_kwargs"]
+            kwargs = shard.asker.template_kwargs
             await check_golden(session, endpoint, golden, kwargs)
 
 
