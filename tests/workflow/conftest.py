@@ -18,6 +18,11 @@ from stage_model import stage_model
 from tests.support.trees import ROOT, copy_tree, run_snakemake, write_config
 
 SHARDS = ["00000", "00001"]
+# Conversations whose answers end well within the test's token limit, so that later turns are reached.
+BRIEF = {
+    "brief-1": ["What is the capital of France? One word.", "And of Italy? One word."],
+    "brief-2": ["Say hello.", "Say goodbye.", "Say thank you."],
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,10 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> 
     tree = copy_tree(tmp_path_factory.mktemp("run") / "tree")
     prompts = tree / "prompts.jsonl"
     write_some_of_each_source(ROOT / "config" / "demo_prompts.jsonl", prompts, 3)
+    with open(prompts, "a", encoding="utf-8") as more:
+        more.writelines(
+            json.dumps({"id": name, "turns": turns}) + "\n" for name, turns in BRIEF.items()
+        )
     config = write_config(
         tree,
         run="small",

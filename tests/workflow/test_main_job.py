@@ -18,10 +18,11 @@ from rebuild.tables import (
     PROMPTS,
     REJECTED,
     TOKENIZED,
+    TableWriter,
     iter_rows,
     read_metadata,
 )
-from tests.support.shards import METADATA, make_answer, make_disaster
+from tests.support.shards import make_answer, make_disaster
 from tests.support.trees import copy_tree
 from tests.workflow.conftest import SHARDS, Run
 
@@ -205,16 +206,13 @@ def test_the_disaster_stops_at_the_audit_and_extraction_never_starts(
 
 def spoil_answers(path: Path) -> None:
     """Replace 87 % of a finished shard's answers by an empty thought and "OK."."""
-    from rebuild.tables import TableWriter
-
     facts = read_metadata(path)
     rows = list(iter_rows(path))
-    keys = ("sample_id", "prompt_id", "turn", "source", "messages", "tools", "prompt_token_ids")
-    for number, row in enumerate(rows):
-        made = make_disaster if number < 0.87 * len(rows) else make_answer
-        kept = {key: row[key] for key in keys}
-        row |= made(row["prompt_id"]) | kept | {"prompt_tokens": len(row["prompt_token_ids"])}
-    with TableWriter(
-        path, GENERATED, {k: facts[k] for k in facts if k not in METADATA} | facts
-    ) as writer:
+    answered = [row for row in rows if row["response_token_ids"]]
+    kept = ("sample_id", "prompt_id", "turn", "source", "messages", "tools", "prompt_token_ids")
+    for number, row in enumerate(answered):
+        made = make_disaster if number < 0.87 * len(answered) else make_answer
+        counted = {"prompt_tokens": len(row["prompt_token_ids"])}
+        row |= made(row["prompt_id"]) | {key: row[key] for key in kept} | counted
+    with TableWriter(path, GENERATED, facts) as writer:
         writer.write(rows)
