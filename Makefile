@@ -8,9 +8,10 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 LOCKS := $(wildcard envs/$(KIND)/requirements*.txt)
 CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
+BENCHMARKS := measuring serving_rate client_ceiling startup_overlap
 SMK := Snakefile $(wildcard workflow/rules/*.smk)
 
-.PHONY: help venv demo test test-slow test-packages check config-docs dev clean
+.PHONY: help venv demo test test-slow test-packages check bench bench-faults config-docs dev clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -18,7 +19,7 @@ help: ## list these targets
 venv: $(INSTALLED) ## make .venv from the lock of envs/cpu, or of envs/gpu where there is an NVIDIA GPU
 
 demo: venv ## run the whole workflow on the default configuration: real server, small model, no GPU needed
-	@$(RUN) snakemake --cores all --resources gpu=4
+	@$(RUN) snakemake --cores all
 	@echo "The demo run is complete. Its files, with the audit's evidence, are in results/demo/ (see README.md)."
 
 test: dev test-packages ## run all tests but the slow ones
@@ -34,6 +35,14 @@ check: dev ## formats, lints, types, and the tests of documentation and schema
 	@$(RUN) snakefmt --check $(SMK)
 	@$(RUN) snakemake --lint
 	@$(RUN) python -m pytest -q tests/docs
+
+bench: dev .cache/bench-peers/installed ## measure speed against other clients and write benchmarks/RESULTS.md (about 30 minutes)
+	@$(RUN) sh -ec 'for part in $(BENCHMARKS); do python benchmarks/$$part.py; done' > .cache/RESULTS.md
+	@mv .cache/RESULTS.md benchmarks/RESULTS.md
+
+bench-faults: dev test-packages ## kill a real run a hundred times and compare its answers (an hour or more)
+	@rm -rf .cache/kills
+	@$(RUN) PYTHONPATH=workflow/scripts python -m tests.faults.kill_matrix .cache/kills 100
 
 config-docs: venv ## write config/README.md anew from the schema
 	@$(RUN) PYTHONPATH=workflow/scripts python -m rebuild.config_reference $(SCHEMA) config/README.md
@@ -54,6 +63,10 @@ $(VENV)/installed-dev: $(INSTALLED) envs/dev/requirements.txt
 	@touch $@
 
 .cache/test-packages/installed: tests/support/requirements.txt $(INSTALLED)
+	@$(PIP) --no-deps --upgrade --target $(@D) -r $<
+	@touch $@
+
+.cache/bench-peers/installed: benchmarks/requirements.txt $(INSTALLED)
 	@$(PIP) --no-deps --upgrade --target $(@D) -r $<
 	@touch $@
 

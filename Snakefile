@@ -32,7 +32,6 @@ localrules:
 rule all:
     default_target: True
     input:
-        rules.audited.input,
-        rules.extracted.input if config["hidden_states"]["enabled"] else [],
+        rules.extracted.input,
     message:
         "Run {config[run]} is complete: results/{config[run]}/"

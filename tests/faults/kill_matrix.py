@@ -2,7 +2,7 @@
 
 Used by the tests with a few kills, and by `make bench-faults` with a hundred:
 
-    python -m tests.faults.kill_matrix MODEL FOLDER [KILLS] [SEED]
+    PYTHONPATH=workflow/scripts python -m tests.faults.kill_matrix FOLDER [KILLS] [SEED]
 """
 
 import json
@@ -19,6 +19,7 @@ from typing import Any
 
 from rebuild.lease import try_lock
 from rebuild.tables import iter_rows
+from tests.support.models import demo_model
 from tests.support.trees import (
     copy_tree,
     environment,
@@ -228,9 +229,9 @@ def keep_finished(killed: Matrix, undisturbed: Matrix) -> None:
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[3]) if len(sys.argv) > 3 else 100
-    chosen = int(sys.argv[4]) if len(sys.argv) > 4 else int(time.time())
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 100
+    chosen = int(sys.argv[3]) if len(sys.argv) > 3 else int(time.time())
     print(f"{count} kills, seed {chosen}")
-    _, result = run_matrix(Path(sys.argv[1]), Path(sys.argv[2]), count, chosen)
+    _, result = run_matrix(demo_model(), Path(sys.argv[1]).resolve(), count, chosen)
     print(json.dumps({"seen": result.seen, "problems": result.problems}, indent=1))
     sys.exit(1 if result.problems else 0)

@@ -99,6 +99,39 @@ def test_a_recorded_result_is_used_once_so_that_a_model_that_repeats_its_call_ca
     assert len(out_of_reach) == 1 and conversation.finished
 
 
+def test_results_go_to_the_calls_that_they_answer_and_stand_in_the_order_of_the_calls():
+    calls = [
+        CALL | {"id": f"new_{n}", "function": {"name": f"f{n}", "arguments": "{}"}} for n in (0, 1)
+    ]
+    old = [call | {"id": f"old_{n}"} for n, call in enumerate(calls)]
+    for ids in (["old_1", "old_0"], [None, "old_0"]):
+        recorded = [
+            message("assistant", tool_calls=json.dumps(old)),
+            message("tool", "of f1", tool_call_id=ids[0]),
+            message("tool", "of f0", tool_call_id=ids[1]),
+        ]
+        conversation = begin_conversation(prompt(message("user", "Both?"), *recorded), False)
+        answer(conversation, "", "tool_calls", tool_calls=json.dumps(calls))
+        results = conversation.skeleton()["messages"][-2:]
+        assert [(m["content"], m["tool_call_id"]) for m in results] == [
+            ("of f0", "new_0"),
+            ("of f1", "new_1"),
+        ]
+
+
+def test_a_thought_that_led_to_a_call_stays_until_its_turn_is_answered():
+    for keep, left in ((False, None), (True, "because")):
+        conversation = begin_conversation(recorded_prompt(), keep)
+        call = json.dumps([CALL])
+        answer(conversation, "", "tool_calls", tool_calls=call, reasoning="because")
+        during = conversation.skeleton()
+        answer(conversation, "Four degrees.", reasoning="so")
+        after = conversation.skeleton()
+        thoughts = [m["reasoning_content"] for m in during["messages"] if m["role"] == "assistant"]
+        assert thoughts == ["because"]
+        assert [m["reasoning_content"] for m in after["messages"]][1] == left
+
+
 def test_replaying_a_log_gives_the_state_in_which_it_was_left():
     live = begin_conversation(TWO_TURNS, False)
     first, _ = answer(live, "one")

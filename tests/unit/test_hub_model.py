@@ -39,7 +39,13 @@ def stage(
     folder: Path, endpoint: str, source: str, revision: str | None = None, offline: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Stage a model in a process of its own: the client reads its settings when it is imported."""
-    plain = {"source": source, "revision": revision, "trust_remote_code": False, "fingerprint": "f"}
+    plain = {
+        "source": source,
+        "revision": revision,
+        "trust_remote_code": False,
+        "layers": None,
+        "fingerprint": "f",
+    }
     paths = {
         "manifest": str(folder / "manifest.json"),
         "models_dir": str(folder / "models"),

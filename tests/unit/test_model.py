@@ -51,6 +51,7 @@ def stage(source: str, folder: Path, stage_to: Path | None = None) -> Path:
         stage_to=stage_to,
         models_dir=folder / "models",
         trust_remote_code=False,
+        layers=None,
         generated=folder / "generated",
         fingerprint="f",
     )

@@ -277,7 +277,7 @@ def test_as_many_refused_rows_as_allowed_do_not_stop_it(tmp_path):
 @pytest.mark.parametrize("content", ["", "\n\n", '{"prompt": ""}\n'])
 def test_a_source_without_any_prompt_stops_the_step(tmp_path, content):
     (tmp_path / "p.jsonl").write_text(content)
-    with pytest.raises(StepError, match="cannot be used as prompts"):
+    with pytest.raises(StepError, match=r"cannot be used as prompts|holds no rows"):
         shard(tmp_path / "p.jsonl", tmp_path / "out")
 
 

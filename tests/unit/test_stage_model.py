@@ -23,6 +23,7 @@ def stage(source: Path, folder: Path, **settings: Any) -> Path:
         "stage_to": None,
         "models_dir": folder / "models",
         "trust_remote_code": False,
+        "layers": None,
         "generated": folder / "results" / "generated",
         "fingerprint": "the fingerprint",
     }
@@ -173,3 +174,10 @@ def test_another_model_than_the_one_that_answered_is_refused(model: Path, tmp_pa
         else:
             with pytest.raises(StepError, match="not the one that answered so far"):
                 stage(model, tmp_path)
+
+
+def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_answered(
+    model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(StepError, match="500"):
+        stage(model, tmp_path, layers=[1, 500])

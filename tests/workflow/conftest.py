@@ -59,6 +59,7 @@ def stage_locally(model: Path, folder: Path) -> Path:
         stage_to=None,
         models_dir=folder / "models",
         trust_remote_code=False,
+        layers=None,
         generated=folder / "generated",
         fingerprint="test",
     )

@@ -17,6 +17,7 @@ rule audit_shard:
         "results/{run}/logs/audit_shard/{shard}.log",
     benchmark:
         "results/{run}/benchmarks/audit_shard/{shard}.tsv"
+    retries: 0
     conda:
         "../../envs/cpu.yaml"
     params:

@@ -14,6 +14,7 @@ from rebuild.config import complete_config, load_schema
 from rebuild.devices import device_limit
 from rebuild.driver_lock import DriverLock
 from rebuild.errors import StepError
+from rebuild.start_checks import check_start
 from rebuild.recipe import check_recipe, fingerprints, make_recipe, record_recipe
 from rebuild.step import DRIVER_PID
 from snakemake.io import apply_wildcards
@@ -26,6 +27,7 @@ try:
     config = complete_config(
         config, load_schema(HOME / "workflow" / "schemas" / "config.schema.yaml")
     )
+    SHARDS = [f"{number:05d}" for number in range(config["prompts"]["shards"])]
     RECIPE = make_recipe(config)
     RESULTS, PROMPTS = Path("results", config["run"]), Path(config["prompts"]["path"])
     if workflow.is_main_process:
@@ -35,11 +37,11 @@ try:
             )
         check_recipe(RESULTS, RECIPE, PROMPTS)
         workflow.global_resources.setdefault("gpu", device_limit(config["devices"]))
+        check_start(config, SHARDS, workflow.global_resources["gpu"].value, RESULTS)
 except StepError as error:
-    raise WorkflowError(error.describe())
+    raise WorkflowError(error.describe()) from None
 
 RUN = config["run"]
-SHARDS = [f"{number:05d}" for number in range(config["prompts"]["shards"])]
 FINGERPRINTS = fingerprints(RECIPE)
 
 # Every target asks for these by date: behind a job that is redone, Snakemake looks for missing files only along

@@ -33,7 +33,7 @@ rule generate_shard:
         stand_in=untracked(str(HOME / "envs" / "cpu" / "stand_in")),
         fingerprint=FINGERPRINTS["generate"],
     message:
-        "Generating the answers of shard {wildcards.shard}"
+        "Generating the answers of shard {wildcards.shard} (progress: {log})"
     script:
         "../scripts/generate_shard.py"
 

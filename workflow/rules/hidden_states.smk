@@ -32,7 +32,7 @@ rule extract_hidden_states:
         devices=untracked(config["devices"]),
         fingerprint=FINGERPRINTS["hidden_states"],
     message:
-        "Extracting the hidden states of shard {wildcards.shard}"
+        "Extracting the hidden states of shard {wildcards.shard} (progress: {log})"
     script:
         "../scripts/extract_hidden_states.py"
 
@@ -40,6 +40,10 @@ rule extract_hidden_states:
 rule extracted:
     input:
         rules.audited.input,
-        expand("results/{run}/hidden_states/{shard}.parquet", run=RUN, shard=SHARDS),
+        (
+            expand("results/{run}/hidden_states/{shard}.parquet", run=RUN, shard=SHARDS)
+            if config["hidden_states"]["enabled"]
+            else []
+        ),
     message:
         "All hidden states of run {config[run]} are extracted"

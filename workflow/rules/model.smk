@@ -13,6 +13,7 @@ rule stage_model:
         "results/{run}/logs/stage_model.log",
     benchmark:
         "results/{run}/benchmarks/stage_model.tsv"
+    retries: 0
     conda:
         "../../envs/cpu.yaml"
     params:
@@ -20,6 +21,9 @@ rule stage_model:
         revision=config["model"]["revision"],
         stage_to=config["model"]["stage_to"],
         models_dir="resources/models",
+        layers=untracked(
+            config["hidden_states"]["layers"] if config["hidden_states"]["enabled"] else None
+        ),
         generated=untracked("results/{run}/generated"),
         trust_remote_code=config["model"]["trust_remote_code"],
         fingerprint=FINGERPRINTS["model"],

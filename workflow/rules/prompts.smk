@@ -17,6 +17,7 @@ rule shard_prompts:
         "results/{run}/logs/shard_prompts.log",
     benchmark:
         "results/{run}/benchmarks/shard_prompts.tsv"
+    retries: 0
     conda:
         "../../envs/cpu.yaml"
     params:

@@ -19,6 +19,7 @@ rule tokenize_shard:
         "results/{run}/logs/tokenize_shard/{shard}.log",
     benchmark:
         "results/{run}/benchmarks/tokenize_shard/{shard}.tsv"
+    retries: 0
     conda:
         "../../envs/cpu.yaml"
     params:

@@ -113,8 +113,9 @@ def refusal(verdict: dict[str, Any], evidence: Path) -> StepError:
         where=str(evidence),
         expected="every check within its limit (audit.limits)",
         seen=f"the worst of it:{reasons}",
-        remedy=f"look at these samples in {generated}, and at why and evidence in {evidence}. Then mend the cause and "
-        f"have the shard made again: rm {generated} {tokenized} {evidence}; or, if the data is good and a limit "
+        remedy=f"look at these samples in {generated}, and at why and evidence in {evidence}. If a setting is the cause "
+        f"(sampling.max_tokens, the template), it is every shard's: give the run a new name. If the server or the machine "
+        f"was, have this shard made again: rm {generated} {tokenized} {evidence}. Or, if the data is good and a limit "
         f"is wrong for it, set that limit in audit.limits; or, for this shard alone, waive it with the reason: "
         f'audit: {{accept: {{"{shard}": "the reason"}}}}',
     )

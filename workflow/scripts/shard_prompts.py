@@ -154,6 +154,12 @@ def _check_rejected(intake: Intake, source: Path, max_rejected: float) -> None:
     count = intake.reasons.total()
     if intake.accepted and count / intake.rows <= max_rejected:
         return
+    if not intake.rows:
+        raise StepError(
+            f"{source} holds no rows",
+            expected="at least one prompt",
+            remedy="point prompts.path at the right file or folder",
+        )
     raise StepError(
         f"{count} of {intake.rows} rows of {source} cannot be used as prompts",
         where="\n    ".join(example for some in intake.examples.values() for example in some),

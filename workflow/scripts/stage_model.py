@@ -5,6 +5,7 @@ from pathlib import Path
 from rebuild.chat import load_tokenizer, template_sha256
 from rebuild.errors import StepError
 from rebuild.files import write_json
+from rebuild.layers import choose_layers
 from rebuild.model import MANIFEST_VERSION, Model, describe_config
 from rebuild.model_copies import copy_model
 from rebuild.model_files import check_folder, content_sha256, hash_files
@@ -21,13 +22,15 @@ def stage_model(
     stage_to: Path | None,
     models_dir: Path,
     trust_remote_code: bool,
+    layers: str | list[int] | None,
     generated: Path,
     fingerprint: str,
 ) -> None:
     """Obtain the model that `source` names, check it, copy it to `stage_to` if given, and write its manifest.
 
     A local folder is used where it lies and never written to; what is converted or downloaded lands in `models_dir`.
-    Answers in `generated` that an earlier staging led to must be this very model's.
+    Answers in `generated` that an earlier staging led to must be this very model's, and `layers` (None where no states
+    are wanted) must be layers of it: better said now than after all answers are paid for.
 
     Raises:
         StepError: the model cannot be had, is not whole, or cannot chat; there is no room for the copy; or it is another
@@ -41,6 +44,8 @@ def stage_model(
     files = hash_files(origin, names)
     content = content_sha256(files)
     check_answers(generated, content)
+    if layers is not None:
+        choose_layers(layers, facts["num_hidden_layers"])
     folder = origin
     if stage_to is not None:
         folder = stage_to.resolve() / f"{origin.name}-{content[:12]}"
@@ -90,6 +95,7 @@ if __name__ == "__main__":
         stage_to=Path(snakemake.params.stage_to) if snakemake.params.stage_to else None,
         models_dir=Path(snakemake.params.models_dir),
         trust_remote_code=snakemake.params.trust_remote_code,
+        layers=snakemake.params.layers,
         generated=Path(snakemake.params.generated),
         fingerprint=snakemake.params.fingerprint,
     )

@@ -1,7 +1,8 @@
 """What one reply of the server is worth: the row's status, and the reason wherever it is not a plain answer.
 
 HTTP 200 proves nothing: a reply counts only with a finish reason that is one, with the ids of prompt and response, with
-a prompt that is the one we rendered, and with text that its own ids decode to.
+a prompt that is the one we rendered, and with text that its own ids decode to. Thought and answer are parted where the
+ids say; a server that parts them elsewhere does not know this model.
 """
 
 import json
@@ -17,10 +18,12 @@ from rebuild.chat import split_reasoning
 
 Row = dict[str, Any]
 ANSWERED = {"stop": "ok", "length": "truncated", "tool_calls": "tool_calls"}
+CALL_START = "<tool_call>"  # Qwen's models may call a tool out of an open thought, which that ends
+LARGEST_ID = np.iinfo(np.int32).max
 
 
 class Rendered(NamedTuple):
-    """What identifies a rendered prompt without its ids: their number, their digest, and whether a thought is open.
+    """What is kept of a rendered prompt in place of its ids: their number and digest, and what is open at its end.
 
     `refusal` says why the chat template refuses the conversation; then there are no ids.
     """
@@ -28,7 +31,15 @@ class Rendered(NamedTuple):
     length: int
     digest: bytes
     thought_open: bool
+    offers_tools: bool = False
     refusal: str | None = None
+
+
+class Parts(NamedTuple):
+    """The ids of an answer without its stop id: its thought (None without one), and the rest (None if that never began)."""
+
+    thought: list[int] | None
+    rest: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -45,15 +56,16 @@ class Judge:
     ) -> Row:
         """Return the part of a row that a reply decides: ids, texts, counts, status, and error if any."""
         try:
-            choice = reply["choices"][0]
-            message = choice["message"]
-            fields = reply_fields(reply, choice, message)
+            fields = reply_fields(reply)
         except (KeyError, IndexError, TypeError) as error:
             return failed(f"malformed_reply: {type(error).__name__}: {error}")
         fault = self.fault(fields, rendered, render_again)
         if fault:
             return fields | failed(fault)
-        return fields | self.texts(fields, rendered.thought_open) | {"error": None}
+        parts = self.parts(fields, rendered.thought_open)
+        if self.parted_elsewhere(fields, parts):
+            return fields | failed("thought: the server ends it elsewhere than the ids do")
+        return fields | self.texts(fields, parts) | {"error": None}
 
     def fault(
         self, fields: Row, rendered: Rendered, render_again: Callable[[], list[int]]
@@ -70,59 +82,83 @@ class Judge:
             return f"token_count: usage says {fields['completion_tokens']}, {len(ids)} ids came"
         if finish != "length" and ids[-1] not in self.stop_ids:
             return f"no_stop_id: finish_reason {finish} but the last id is {ids[-1]}"
-        if not self.decodes_to(ids, fields):
+        if finish == "tool_calls" and not fields["tool_calls"]:
+            return "no_calls: finish_reason tool_calls, but no call came"
+        if not self.decodes_to(fields, rendered.offers_tools):
             return "text: the ids do not decode to the text that came with them"
         return None
 
-    def decodes_to(self, ids: list[int], fields: Row) -> bool:
-        """Whether the ids decode to reasoning plus content (white space and a cut last character apart)."""
-        decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
-        served = (fields["reasoning"] or "") + (fields["content"] or "")
-        if fields["tool_calls"]:
-            return essence(decoded).startswith(essence(served))
-        return essence(decoded) == essence(served)
+    def decodes_to(self, fields: Row, offers_tools: bool) -> bool:
+        """Whether the ids decode to reasoning plus content (white space and a cut last character apart).
 
-    def texts(self, fields: Row, thought_open: bool) -> Row:
-        """Return reasoning, content, its token count and the status, the thought split from the ids themselves."""
-        status = ANSWERED[fields["finish_reason"]]
-        ids = fields["response_token_ids"]
+        Where tools were offered the server leaves calls out of the text, whole ones and the beginning of one.
+        """
+        decoded = essence(self.decode(said_ids(fields)))
+        served = essence((fields["reasoning"] or "") + (fields["content"] or ""))
+        if not offers_tools:
+            return decoded == served
+        calls = json.loads(fields["tool_calls"] or "[]")
+        named = all(essence(call["function"]["name"]) in decoded for call in calls)
+        return decoded.startswith(served) and named
+
+    def parts(self, fields: Row, thought_open: bool) -> Parts:
+        """Return an answer's parts: its thought ends at the first `</think>`, or, where there is none, at a tool call."""
+        ids = said_ids(fields)
         if not thought_open:
-            return {"status": status, "reasoning_tokens": 0}
-        thought = split_reasoning(ids, self.think_end_id)
-        if thought is None:
-            whole = (fields["reasoning"] or "") + (fields["content"] or "")
-            return {
-                "status": "truncated",
-                "reasoning": whole,
-                "content": "",
-                "reasoning_tokens": len(ids),
-            }
-        reasoning = self.tokenizer.decode(thought[0], skip_special_tokens=True).strip()
-        content = fields["content"] or ""
-        if fields["reasoning"] is None:  # the server runs without a reasoning parser
-            content = self.tokenizer.decode(thought[1], skip_special_tokens=True).strip()
+            if ids[:1] != [self.think_start_id]:
+                return Parts(None, ids)
+            ids = ids[1:]
+        closed = split_reasoning(ids, self.think_end_id)
+        if closed is not None:
+            return Parts(*closed)
+        call = self.tokenizer.get_added_vocab().get(CALL_START)
+        if fields["finish_reason"] == "tool_calls" and call in ids:
+            return Parts(ids[: ids.index(call)], ids[ids.index(call) :])
+        return Parts(ids, None)
+
+    def parted_elsewhere(self, fields: Row, parts: Parts) -> bool:
+        """Whether the server's reasoning parser, if one is at work, took something else for the thought."""
+        if parts.thought is None or parts.rest is None or fields["reasoning"] is None:
+            return False
+        return essence(fields["reasoning"]) != essence(self.decode(parts.thought))
+
+    def texts(self, fields: Row, parts: Parts) -> Row:
+        """Return reasoning and content, both without the white space between them, the thought's tokens, and the status.
+
+        A thought that never ends is a truncated answer, whatever the finish reason says.
+        """
+        status = ANSWERED[fields["finish_reason"]]
+        called = status == "tool_calls"
+        if parts.rest is None:
+            status, content = "truncated", ""
+        else:
+            content = fields["content"] or "" if called else self.decode(parts.rest)
+        thought = parts.thought or []
+        if parts.thought is not None:
+            content = content.strip()
         return {
             "status": status,
-            "reasoning": reasoning,
+            "reasoning": None if parts.thought is None else self.decode(thought).strip(),
             "content": content,
-            "reasoning_tokens": len(thought[0]),
+            "tool_calls": fields["tool_calls"] if called else None,
+            "reasoning_tokens": len(thought),
         }
 
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids, special tokens left out."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
     def thought_open(self, prompt_ids: list[int]) -> bool:
-        """Whether the rendered prompt ends inside a thought, as thinking templates leave it."""
-        if self.think_start_id is None:
+        """Whether the rendered prompt ends with an opened thought, as thinking templates leave it."""
+        if self.think_start_id not in prompt_ids:
             return False
-        for token in reversed(prompt_ids):
-            if token == self.think_end_id:
-                return False
-            if token == self.think_start_id:
-                return True
-        return False
+        after = len(prompt_ids) - prompt_ids[::-1].index(self.think_start_id)
+        return not self.tokenizer.decode(prompt_ids[after:]).strip()
 
 
-def rendered_prompt(ids: list[int], judge: Judge) -> Rendered:
+def rendered_prompt(ids: list[int], judge: Judge, offers_tools: bool) -> Rendered:
     """Return what is kept of a rendered prompt until its reply comes."""
-    return Rendered(len(ids), digest(ids), judge.thought_open(ids))
+    return Rendered(len(ids), digest(ids), judge.thought_open(ids), offers_tools)
 
 
 def digest(ids: list[int]) -> bytes:
@@ -130,26 +166,67 @@ def digest(ids: list[int]) -> bytes:
     return sha256(np.asarray(ids, dtype=np.int32).tobytes()).digest()[:16]
 
 
-def reply_fields(reply: Row, choice: Row, message: Row) -> Row:
-    """Return what a reply says, under the names of the generated table."""
-    usage = reply.get("usage") or {}
-    calls = message.get("tool_calls")
+def reply_fields(reply: Row) -> Row:
+    """Return what a reply says, under the names of the generated table.
+
+    Raises:
+        KeyError, IndexError, TypeError: it is not a chat completion.
+    """
+    choice = expect(dict, reply["choices"][0])
+    message = expect(dict, choice["message"])
+    usage = expect(dict, reply.get("usage") or {})
+    calls = message.get("tool_calls") or []
+    for call in calls:
+        expect(str, call["id"]), expect(str, call["function"]["name"])
     return {
-        "prompt_token_ids": choice.get("prompt_token_ids") or [],
-        "response_token_ids": choice.get("response_token_ids") or [],
-        "reasoning": message.get("reasoning_content"),
-        "content": message.get("content"),
+        "prompt_token_ids": expect_ids(choice.get("prompt_token_ids")),
+        "response_token_ids": expect_ids(choice.get("response_token_ids")),
+        "reasoning": expect(str | None, message.get("reasoning_content")),
+        "content": expect(str | None, message.get("content")),
         "tool_calls": json.dumps(calls, ensure_ascii=False) if calls else None,
-        "finish_reason": choice.get("finish_reason"),
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
+        "finish_reason": expect(str | None, choice.get("finish_reason")),
+        "prompt_tokens": expect(int | None, usage.get("prompt_tokens")),
+        "completion_tokens": expect(int | None, usage.get("completion_tokens")),
         "response_logprobs": sampled_logprobs(choice),
     }
 
 
+def expect(kind: Any, value: Any) -> Any:
+    """Return `value`, which must be of a type or union of types.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind} expected, seen {value!r:.100}")
+    return value
+
+
+def expect_ids(value: Any) -> list[int]:
+    """Return token ids, an empty list for none.
+
+    Raises:
+        TypeError: it is something else than a list of ids that fit into int32.
+    """
+    ids: list[int] = expect(list, value or [])
+    if not all(type(token) is int and 0 <= token <= LARGEST_ID for token in ids):
+        raise TypeError("token ids are not whole numbers of 31 bits")
+    return ids
+
+
+def said_ids(fields: Row) -> list[int]:
+    """Return the response without the stop id, which the server leaves out of the text."""
+    ids: list[int] = fields["response_token_ids"]
+    return ids if fields["finish_reason"] == "length" else ids[:-1]
+
+
 def sampled_logprobs(choice: Row) -> list[float] | None:
-    """Return the log-probability of every sampled token where it was asked for."""
-    content = (choice.get("logprobs") or {}).get("content")
+    """Return the log-probability of every sampled token where it was asked for.
+
+    Raises:
+        KeyError, TypeError: they are not in the place that OpenAI's format has for them.
+    """
+    content = expect(dict, choice.get("logprobs") or {}).get("content")
     return [entry["logprob"] for entry in content] if content else None
 
 

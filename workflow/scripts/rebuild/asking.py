@@ -70,9 +70,10 @@ class Asker:
     def render(self, conversation: Conversation) -> Rendered:
         """Return what identifies the next generation's prompt, rendered as the server will render it."""
         try:
-            return rendered_prompt(self.render_ids(conversation), self.judge)
+            ids = self.render_ids(conversation)
         except UnrenderableError as error:
             return Rendered(0, b"", False, refusal=str(error))
+        return rendered_prompt(ids, self.judge, offers_tools=conversation.tools is not None)
 
     def render_ids(self, conversation: Conversation) -> list[int]:
         """Return the ids of the next generation's prompt."""

@@ -69,6 +69,9 @@ async def ask(
                 return await post(session, f"{endpoint.url}/v1/chat/completions", payload), attempt
         except PassingFailure as error:
             reason = str(error)
+        except RequestFailed as error:
+            error.attempts = attempt
+            raise
         except (aiohttp.ClientError, OSError) as error:
             reason = f"{type(error).__name__}: {error}"
         except TimeoutError:

@@ -135,6 +135,9 @@ def unknown_keys(config: dict[str, Any], schema: Schema) -> list[str]:
 
 
 def _unknown(value: Any, schema: Schema, prefix: str) -> Iterator[str]:
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _unknown(item, schema.get("items", {}), f"{prefix}{number}.")
     properties = schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(value, dict):
         return
@@ -201,4 +204,9 @@ def expectation(schema: Any) -> str:
     words += [f"{sign} {schema[name]}" for name, sign in bounds.items() if name in schema]
     if schema.get("uniqueItems"):
         words.append("without repeats")
+    needed = list(schema.get("required", []))
+    if "anyOf" in schema:
+        needed.append(" or ".join(part["required"][0] for part in schema["anyOf"]))
+    if needed:
+        words.append("with " + ", and ".join(needed))
     return " ".join(words)

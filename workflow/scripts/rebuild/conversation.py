@@ -54,7 +54,7 @@ class Conversation:
         self.turn += 1
         if row["status"] in ENDS_CONVERSATION:
             return self._give_up(f"turn {row['turn']} is {row['status']}")
-        self.history.append(answer_message(row, self.keep_reasoning))
+        self.history.append(answer_message(row))
         if row["status"] != "tool_calls":
             self._next_user()
             return []
@@ -65,8 +65,11 @@ class Conversation:
         )
 
     def _next_user(self) -> None:
+        """Turn to the next user message, and leave the thoughts of the turns before it behind."""
         self.waiting.pop(0)
         self.recorded.pop(0)
+        if not self.keep_reasoning:
+            self.history = [message | {"reasoning_content": None} for message in self.history]
         if self.waiting:
             self.history.append(self.waiting[0])
 
@@ -92,7 +95,7 @@ class Conversation:
             del recorded[start : start + 1 + len(results)]
             return [
                 result | {"tool_call_id": call["id"]}
-                for result, call in zip(results, calls, strict=True)
+                for result, call in zip(in_call_order(results, message), calls, strict=True)
             ]
         return []
 
@@ -137,12 +140,12 @@ def replay(prompt: Row, logged: list[Row], keep_reasoning: bool) -> tuple[Conver
     return conversation, rows
 
 
-def answer_message(row: Row, keep_reasoning: bool) -> Message:
-    """Return an answer as the message that later turns see, with or without its thought."""
+def answer_message(row: Row) -> Message:
+    """Return an answer as a message of the history."""
     return {
         "role": "assistant",
         "content": row["content"],
-        "reasoning_content": row["reasoning"] if keep_reasoning else None,
+        "reasoning_content": row["reasoning"],
         "tool_calls": row["tool_calls"],
         "tool_call_id": None,
         "name": None,
@@ -175,3 +178,16 @@ def following_results(messages: list[Message], start: int) -> list[Message]:
             break
         results.append(message)
     return results
+
+
+def in_call_order(results: list[Message], message: Message) -> list[Message]:
+    """Return the results of a message's calls in the order of the calls, which is how templates without ids show them.
+
+    A result belongs to the call whose id it has; without one, to the first call that is left.
+    """
+    left = list(results)
+    ordered = []
+    for call in json.loads(message["tool_calls"]):
+        named = [n for n, result in enumerate(left) if result["tool_call_id"] == call.get("id")]
+        ordered.append(left.pop(named[0] if named else 0))
+    return ordered

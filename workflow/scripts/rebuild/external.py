@@ -14,6 +14,7 @@ from rebuild.step import say
 
 POLL_S = 2.0
 ANSWER_S = 10.0
+TRIES = 3  # a busy server may leave one question after its life unanswered
 
 
 class ExternalServers:
@@ -61,23 +62,24 @@ class ExternalServers:
 
     def alive(self) -> bool:
         """Tell whether every server still answers."""
-        return all(served_name(url) is not None for url in self.urls)
+        return all(answers(url) for url in self.urls)
 
     def effective_running_requests(self) -> int:
         """Return how many requests the servers run at once in all, as SGLang reports it.
 
         Raises:
             StepError: one of them is not SGLang itself (a router, say) and does not tell.
+            requests.RequestException: one of them cannot be reached.
         """
         try:
             return sum(running_requests(url) for url in self.urls)
-        except (requests.RequestException, KeyError, ValueError) as error:
+        except (requests.HTTPError, KeyError, ValueError, TypeError) as error:
             raise StepError(
                 "an external server does not tell how many requests it runs at once",
                 where=self.log,
                 expected="SGLang's /server_info",
                 seen=f"{type(error).__name__}: {error}",
-                remedy="set generate.concurrency to a number instead of auto",
+                remedy="set generate.concurrency to a number instead of auto, and leave server.min_running_requests at 1",
             ) from error
 
     def tokens_generated(self) -> int:
@@ -90,31 +92,46 @@ class ExternalServers:
             what,
             where=f"server.external: {self.log}",
             expected="running OpenAI-compatible servers",
-            remedy="see to these servers; finished answers are kept, a new start goes on after them",
+            remedy="see to these servers",
         )
 
 
 def served_name(url: str) -> str | None:
     """Return the first model that the server at `url` serves, or None while it does not answer."""
     try:
-        models = requests.get(f"{url}/v1/models", timeout=ANSWER_S).json()["data"]
-        return str(models[0]["id"])
-    except (requests.RequestException, ValueError, KeyError, IndexError):
+        return str(fetch(f"{url}/v1/models")["data"][0]["id"])
+    except (requests.RequestException, ValueError, KeyError, IndexError, TypeError):
         return None
 
 
 def answers(url: str) -> bool:
-    """Tell whether the server at `url` answers."""
-    return served_name(url) is not None
+    """Tell whether the server at `url` answers, at one of a few tries."""
+    for _ in range(TRIES):
+        if served_name(url) is not None:
+            return True
+        time.sleep(POLL_S / TRIES)
+    return False
 
 
 def running_requests(url: str) -> int:
     """Return SGLang's own figure of the requests that it runs at once."""
-    answer = requests.get(f"{url}/server_info", timeout=ANSWER_S)
-    answer.raise_for_status()
-    info: dict[str, Any] = answer.json()
+    info = fetch(f"{url}/server_info")
     states = info.get("internal_states") or [info]
     return sum(
         int(s.get("effective_max_running_requests_per_dp") or s["max_running_requests"])
         for s in states
     )
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """Return the JSON object at `url`, asked without a proxy, as all requests to these servers are.
+
+    Raises:
+        requests.RequestException: no answer, or none that is JSON.
+    """
+    with requests.Session() as session:
+        session.trust_env = False
+        answer = session.get(url, timeout=ANSWER_S)
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found

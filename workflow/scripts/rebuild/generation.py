@@ -53,6 +53,7 @@ class ShardGeneration:
         self.stopping = threading.Event()
         self.statuses: Counter[str] = Counter()
         self.tokens = 0
+        self.tokens_before = 0
         self.first_request: float | None = None
         self.progress = Progress(len(self.table), "prompts")
 
@@ -108,6 +109,11 @@ class ShardGeneration:
         if not self.unfinished:
             self.queue.put_nowait(LAST)
 
+    def begin_round(self) -> None:
+        """Count time and tokens per second anew, for a fresh server."""
+        self.first_request = None
+        self.tokens_before = self.tokens
+
     async def ask_all(self, endpoints: list[Endpoint], concurrency: int) -> None:
         """Answer all that is queued or still being prepared, `concurrency` conversations at a time in all.
 
@@ -158,9 +164,9 @@ class ShardGeneration:
     def note(self) -> str:
         """Return the progress line's second half: rows by status, tokens per second, and what is waited for."""
         parts = [", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))]
-        if self.first_request:
+        if self.first_request and self.tokens > self.tokens_before:
             seconds = max(time.monotonic() - self.first_request, 1e-9)
-            parts.append(f"{self.tokens / seconds:.0f} tokens/s")
+            parts.append(f"{(self.tokens - self.tokens_before) / seconds:.0f} tokens/s")
         if self.queue.empty() and 0 < len(self.in_flight) <= NAMED_AT_MOST:
             waits = [f"{k} ({duration(time.monotonic() - t)})" for k, t in self.in_flight.items()]
             parts.append("waiting for " + ", ".join(waits))

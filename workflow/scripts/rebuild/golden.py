@@ -5,6 +5,7 @@ A server can be up, healthy and wrong: damaged weights, a broken kernel, the wro
 log-probability that a sound model has for its own greedy answer.
 """
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -20,28 +21,38 @@ async def check_golden(
     endpoint: Endpoint,
     golden: list[dict[str, Any]],
     template_kwargs: dict[str, Any],
+    timeout_s: float | None,
 ) -> None:
-    """Put every golden prompt to the server.
+    """Put every golden prompt to the server, and wait at most `timeout_s` seconds for each.
 
     Raises:
         ServerLost: an answer is not as it must be; the server is not to be trusted.
     """
     for entry in golden:
         try:
-            reply, _ = await ask(session, endpoint, golden_body(entry, template_kwargs), 1)
+            async with asyncio.timeout(timeout_s):
+                reply, _ = await ask(session, endpoint, golden_body(entry, template_kwargs), 1)
             fault = golden_fault(entry, reply["choices"][0])
+        except TimeoutError:
+            fault = f"no answer in {timeout_s} s"
         except RequestFailed as error:
             fault = str(error)
+        except (KeyError, IndexError, TypeError) as error:
+            fault = f"malformed reply: {type(error).__name__}: {error}"
         if fault:
             raise ServerLost(f"golden prompt {entry['prompt']!r}: {fault}")
 
 
 def golden_body(entry: dict[str, Any], template_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the request for one golden prompt: greedy, as many tokens as are judged, with log-probabilities."""
+    tokens = [len(entry.get("first_ids", [])), JUDGED_TOKENS if "min_logprob" in entry else 0]
     return {
         "messages": [{"role": "user", "content": entry["prompt"]}],
-        "max_tokens": len(entry.get("first_ids") or []) or JUDGED_TOKENS,
+        "max_tokens": max(tokens),
         "temperature": 0,
+        "repetition_penalty": 1.0,  # a server may have another default from the model's files
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
         "return_token_ids": True,
         "logprobs": True,
         "chat_template_kwargs": template_kwargs,

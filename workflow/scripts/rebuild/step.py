@@ -81,17 +81,20 @@ def exit_on_signal(number: int, frame: FrameType | None) -> None:
     """Turn a termination signal into `SystemExit(128 + number)`; a second one is ignored while that unwinds."""
     for other in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(other, signal.SIG_IGN)
-    print(f"stopping on {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    say(
+        f"stopping on {signal.Signals(number).name}: what is finished is kept, a new start goes on after it"
+    )
     raise SystemExit(128 + number)
 
 
 def report_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Write the traceback, then, for a `StepError`, the message once more as the log's last lines."""
-    traceback.print_exception(kind, error, trace)
+    """Write the traceback; a `StepError` has the last lines of the log, in its own words alone."""
+    lines = traceback.format_exception(kind, error, trace)
     if isinstance(error, StepError):
-        print(f"\nSTOPPED: {error.describe()}", file=sys.stderr)
+        lines[-1] = f"\nSTOPPED: {error.describe()}\n"
+    sys.stderr.writelines(lines)
     sys.stderr.flush()
 
 

@@ -92,6 +92,11 @@ def worst_reasons(checks: list[Judgement], count: int = 3) -> list[Judgement]:
     return sorted(failed, key=lambda check: -check["severity"])[:count]
 
 
+def beyond_limit(checks: list[Judgement]) -> list[Judgement]:
+    """Return the checks that pass although their value is beyond the limit, because chance explains it."""
+    return [check for check in checks if check["verdict"] == "pass" and check["severity"] > 1]
+
+
 def in_words(check: Judgement, examples: int = 3) -> str:
     """Return a judgement as one line: name, value, limit, what was seen, and example samples."""
     samples = "; ".join(

@@ -1,0 +1,134 @@
+"""The benchmarks run on small sizes and count what they claim to count. No timing is asserted here."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from benchmarks import measuring
+from rebuild.chat import load_tokenizer
+from rebuild.devices import select_devices
+from rebuild.external import ExternalServers
+from rebuild.lease import Lease, lease_devices
+
+sys.path.append(str(Path(measuring.__file__).parent))  # where programs find what lies beside them
+
+import client_ceiling
+import instant_server
+import serving_rate
+import startup_overlap
+from serving_rate import Rate, Span
+
+
+class Instant(ExternalServers):
+    """The instant server with what the benchmarks use of a server of ours."""
+
+    def __init__(self, url: str, lease: Lease) -> None:
+        super().__init__([url])
+        self.url = url
+        self.lease = lease
+        self.model_name = instant_server.MODEL
+
+
+@pytest.fixture(scope="module")
+def url(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with measuring.instant_server(tiny_llama, tmp_path_factory.mktemp("instant")) as address:
+        yield address
+
+
+def test_our_side_of_the_client_benchmark_answers_every_prompt(
+    url: str, tiny_llama: Path, tmp_path: Path
+):
+    cost, clock = client_ceiling.ask_ours(tmp_path, 70, url, tiny_llama, 8)
+    assert clock["ok"] == 70
+    assert 0 < clock["answering_s"] < clock["whole_s"] < cost.wall_s
+    assert 0 < clock["cpu_s"] < cost.cpu_s
+    assert cost.peak_mb > 50
+
+
+def test_the_start_up_benchmark_measures_the_wait_for_the_first_request(
+    url: str, tiny_llama: Path, tmp_path: Path
+):
+    first, whole = startup_overlap.waits(tmp_path, 70, 1, url, tiny_llama, "at once")
+    assert 0 <= first[0] < whole[0]
+
+
+def test_both_sides_of_the_rate_benchmark_get_the_same_tokens(
+    url: str, tiny_llama: Path, tmp_path: Path
+):
+    with lease_devices(1, select_devices(["cpu"]), folder=tmp_path / "leases") as lease:
+        asked = (Instant(url, lease), tiny_llama, instant_server.QUESTIONS[:6], 100, 2)
+        ours = serving_rate.ask_ours(*asked)
+        theirs = serving_rate.ask_theirs(*asked)
+    tokenizer = load_tokenizer(tiny_llama, False)
+    assert ours.tokens == theirs.tokens == 6 * (len(tokenizer.encode(instant_server.ANSWER)) + 1)
+    assert min(ours.steady, ours.overall, theirs.steady, theirs.overall) > 0
+
+
+def test_memory_that_grows_with_the_prompts_is_told(monkeypatch: pytest.MonkeyPatch):
+    def growing(folder: Path, count: int, *rest: object) -> tuple[measuring.Cost, dict[str, float]]:
+        return measuring.Cost(1.0, 1.0, 500 + count / 100, ""), {}
+
+    monkeypatch.setattr(client_ceiling, "ask_ours", growing)
+    line = client_ceiling.memory(Path(), [1_000, 2_000], "", Path(), 1)
+    assert (
+        line
+        == "Peak memory: 1,000 prompts 510 MB, 2,000 prompts 520 MB: × 1.02; goal 1.1: reached."
+    )
+    line = client_ceiling.memory(Path(), [1_000, 50_000], "", Path(), 1)
+    assert line.endswith("× 1.96; goal 1.1: **under the goal**.")
+
+
+def test_a_job_whose_rows_are_not_all_answers_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    half = measuring.Cost(1.0, 1.0, 1.0, '{"ok": 1}')
+    monkeypatch.setattr(client_ceiling, "run_child", lambda command: half)
+    with pytest.raises(RuntimeError, match="1 of 2 rows"):
+        client_ceiling.ask_ours(tmp_path, 2, "", Path(), 2)
+
+
+def test_the_instant_server_gives_the_ids_under_the_names_of_sglang_and_of_vllm(tiny_llama: Path):
+    tokenizer = load_tokenizer(tiny_llama, False)
+    replies = instant_server.canned_replies(tokenizer)
+    head, body = replies[instant_server.QUESTIONS[7]].split(b"\r\n\r\n")
+    reply = orjson.loads(body)
+    choice = reply["choices"][0]
+    assert f"content-length: {len(body)}".encode() in head
+    assert choice["prompt_token_ids"] == reply["prompt_token_ids"]
+    assert choice["response_token_ids"] == choice["token_ids"]
+    assert instant_server.QUESTIONS[7] in tokenizer.decode(reply["prompt_token_ids"])
+    assert reply["usage"]["completion_tokens"] == len(choice["token_ids"])
+
+
+def test_the_steady_rate_ends_where_the_last_request_starts():
+    spans = [Span(0, 4, 40), Span(0, 2, 40), Span(2, 6, 20)]
+    assert serving_rate.measure(spans) == Rate(
+        tokens=100, steady=(20 + 40) / 2, overall=100 / 6, drain_s=4
+    )
+
+
+def test_sglangs_requests_start_as_soon_as_a_place_is_free():
+    details = {"ttfts": [3.0, 1.0, 1.0, 5.0], "output_lens": [1, 2, 3, 4]}
+    spans = list(serving_rate.spans_of(details, concurrency=2))
+    assert spans == [Span(0, 3, 1), Span(0, 1, 2), Span(1, 2, 3), Span(2, 7, 4)]
+
+
+def test_pairs_take_turns_in_who_is_first():
+    order: list[str] = []
+    pairs = measuring.in_pairs(2, lambda: order.append("we"), lambda: order.append("they"))
+    assert order == ["we", "they", "they", "we"]
+    assert len(pairs) == 2
+
+
+def test_pairs_on_both_sides_of_the_goal_decide_nothing():
+    assert measuring.verdict([0.97, 1.1], 0.97) == "reached"
+    assert measuring.verdict([0.8, 0.96], 0.97) == "**under the goal**"
+    assert measuring.verdict([0.8, 1.2], 0.97).startswith("**undecided**")
+
+
+def test_a_child_that_fails_is_no_measurement():
+    with pytest.raises(RuntimeError, match="no such thing"):
+        measuring.run_child([sys.executable, "-c", "raise SystemExit('no such thing')"])

@@ -1,0 +1,59 @@
+"""What stops a start: settings that would fail only after hours of work."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rebuild.config import complete_config, load_schema
+from rebuild.errors import StepError
+from rebuild.start_checks import check_start
+
+SCHEMA = load_schema(Path("workflow/schemas/config.schema.yaml"))
+SHARDS = ["00000", "00001"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.touch()
+    return copy.deepcopy(complete_config({"prompts": {"path": str(prompts)}}, SCHEMA))
+
+
+def refused(config: dict[str, Any], folder: Path, gpus: int = 4) -> StepError:
+    with pytest.raises(StepError) as error:
+        check_start(config, SHARDS, gpus, folder)
+    return error.value
+
+
+def test_a_sound_configuration_starts(config: dict[str, Any], tmp_path: Path):
+    config["audit"]["accept"] = {"00001": "seen by hand"}
+    config["server"]["tensor_parallel"] = 4
+    check_start(config, SHARDS, 4, tmp_path)
+
+
+def test_prompts_that_are_nowhere_are_named(config: dict[str, Any], tmp_path: Path):
+    config["prompts"]["path"] = "nowhere.jsonl"
+    assert "nowhere.jsonl" in refused(config, tmp_path).what
+
+
+def test_prompts_that_were_cut_before_may_be_gone(config: dict[str, Any], tmp_path: Path):
+    config["prompts"]["path"] = "nowhere.jsonl"
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "manifest.json").touch()
+    check_start(config, SHARDS, 4, tmp_path)
+
+
+def test_a_waiver_for_no_shard_of_the_run_is_refused(config: dict[str, Any], tmp_path: Path):
+    config["audit"]["accept"] = {"00001": "fine", "00077": "a slip"}
+    error = refused(config, tmp_path)
+    assert "'00077'" in error.seen and "'00001'" in error.expected
+
+
+def test_more_devices_per_server_than_there_are_is_refused(config: dict[str, Any], tmp_path: Path):
+    config["server"]["tensor_parallel"] = 4
+    assert refused(config, tmp_path, gpus=2).seen == "4"
+    check_start(config, SHARDS, 0, tmp_path)  # no limit was set
+    config["server"]["external"] = ["http://127.0.0.1:1"]
+    check_start(config, SHARDS, 2, tmp_path)
