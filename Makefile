@@ -9,6 +9,8 @@ LOCKS := $(wildcard envs/$(KIND)/requirements*.txt)
 CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
 BENCHMARKS := measuring serving_rate client_ceiling startup_overlap
+SLOW := tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
+	tests/faults/test_server_faults.py tests/faults/test_external_servers.py
 SMK := Snakefile $(wildcard workflow/rules/*.smk)
 
 .PHONY: help venv demo test test-slow test-packages check bench bench-faults config-docs dev clean
@@ -23,10 +25,10 @@ demo: venv ## run the whole workflow on the default configuration: real server, 
 	@echo "The demo run is complete. Its files, with the audit's evidence, are in results/demo/ (see README.md)."
 
 test: dev test-packages ## run all tests but the slow ones
-	@$(RUN) python -m pytest tests/unit tests/docs tests/workflow tests/faults tests/peers
+	@$(RUN) python -m pytest tests/unit tests/docs tests/workflow tests/faults tests/peers $(addprefix --ignore=,$(SLOW))
 
 test-slow: dev ## run the tests that download or take long
-	@$(RUN) python -m pytest tests/slow
+	@$(RUN) python -m pytest tests/slow $(SLOW)
 
 check: dev ## formats, lints, types, and the tests of documentation and schema
 	@$(RUN) ruff check

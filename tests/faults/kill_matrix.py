@@ -199,7 +199,7 @@ def run_matrix(model: Path, folder: Path, kills: int, seed: int) -> tuple[Matrix
     assert done.returncode == 0, done.stdout + done.stderr
     killed = prepare(folder / "killed", model)
     chance = random.Random(seed)
-    pairs = [(name, number) for name in VICTIMS for number in SIGNALS]
+    pairs = [(name, number) for number in SIGNALS for name in VICTIMS]
     for count in range(kills):
         name, number = pairs[count % len(pairs)]
         kill_once(killed, name, number, chance.uniform(0.3, 1.0) * longest)

@@ -179,8 +179,9 @@ def test_a_server_that_ends_the_thought_elsewhere_than_the_ids_is_not_believed(
     ask: Any, judge: Judge, tokenizer: Any
 ):
     spelled = tokenizer.encode("I write </") + tokenizer.encode("think> here.")
-    row = ask(spelled + tokenizer.encode(f"\n</think>\n\nBecause.{END}")).judged(judge)
-    assert (row["status"], row["error"].split(":")[0]) == ("error", "thought")
+    for rest in (f"\n</think>\n\nBecause.{END}", END):
+        row = ask(spelled + tokenizer.encode(rest)).judged(judge)
+        assert (row["status"], row["error"].split(":")[0]) == ("error", "thought")
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<\ufffd"), max_size=60)
@@ -222,6 +223,15 @@ def test_a_call_that_is_cut_is_a_truncated_answer_and_no_call(ask: Any, judge: J
     row = ask(f"So.\n</think>\n\nI look.\n\n{cut}", tools=[WEATHER]).judged(judge)
     assert texts(row) == ("truncated", "So.", f"I look.\n\n{cut}")
     assert row["tool_calls"] is None
+
+
+def test_a_call_out_of_an_open_thought_that_is_cut_or_not_asked_for_is_part_of_the_thought(
+    ask: Any, judge: Judge
+):
+    cut = ask("I look.\n<tool_call>\n<func", tools=[WEATHER]).judged(judge)
+    assert texts(cut) == ("truncated", "I look.\n<tool_call>\n<func", "")
+    stray = ask(f"I look.\n{CALL}{END}").judged(judge)
+    assert texts(stray) == ("truncated", f"I look.\n{CALL}", "")
 
 
 def test_what_only_looks_like_a_call_is_said(ask: Any, judge: Judge):

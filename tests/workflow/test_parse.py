@@ -78,7 +78,7 @@ def remove_shard(results: Path, shard: str, *phases: str) -> None:
 def test_settings_of_how_to_run_and_where_redo_nothing(finished: Path):
     config = write_config(
         finished,
-        devices=["cpu:0"],
+        devices=["cpu:0", "cpu:1", "cpu:2"],
         generate={"concurrency": 3, "max_attempts": 9},
         server={"flags": {"mem-fraction-static": 0.5}, "tensor_parallel": 2, "ready_s": 5},
     )
@@ -184,20 +184,19 @@ def test_after_the_named_results_are_given_up_the_run_goes_on(finished: Path, me
 # How many devices
 
 
-def test_a_job_is_granted_no_more_devices_than_there_are_and_the_command_line_wins(fresh: Path):
+def test_a_server_that_needs_more_devices_than_there_are_is_refused_and_the_command_line_wins(
+    fresh: Path,
+):
     wide = ["generated", "--config", "server={tensor_parallel: 3}"]
     done = run_tree(fresh, *wide)
-    assert done.returncode == 0, done.stdout
-    remove_shard(fresh / "results" / "demo", "0000", "generated")
+    assert done.returncode == 1
+    assert "a server needs more devices than there are" in done.stdout
+    assert calls(fresh) == []
     done = run_tree(fresh, *wide, "--resources", "gpu=4")
     assert done.returncode == 0, done.stdout
     jobs = [call for call in calls(fresh) if call["rule"] == "generate_shard"]
-    granted = [job["gpu"] for job in jobs if job["event"] == "start"]
-    assert granted == [2, 2, 3, 3]  # of the two CPU slots; then of --resources gpu=4
-    assert [job["event"] for job in jobs] == [
-        "start",
-        "end",
-    ] * 4  # never two at once, since 2 + 2 > 2 and 3 + 3 > 4
+    assert [job["gpu"] for job in jobs if job["event"] == "start"] == [3, 3]
+    assert [job["event"] for job in jobs] == ["start", "end"] * 2  # never two at once: 3 + 3 > 4
 
 
 # Drivers that die, and drivers that live
@@ -206,9 +205,10 @@ def test_a_job_is_granted_no_more_devices_than_there_are_and_the_command_line_wi
 def test_after_a_killed_driver_the_run_resumes_without_unlock(fresh: Path):
     (fresh / "hold").write_text("generate_shard")
     with live_driver(fresh) as driver:
-        job = wait_for_job(fresh, "generate_shard")
+        wait_until(lambda: started(fresh).get("generate_shard") == 2)
+        jobs = {call["pid"] for call in calls(fresh, "start") if call["rule"] == "generate_shard"}
         driver.kill()
-        wait_until(lambda: job in [call["pid"] for call in calls(fresh, "end")])  # it cleaned up
+        wait_until(lambda: jobs <= {call["pid"] for call in calls(fresh, "end")})  # they cleaned up
     (fresh / "hold").unlink()
     done = run_tree(fresh, "--rerun-incomplete")
     assert done.returncode == 0, done.stdout

@@ -17,7 +17,8 @@ from rebuild.installed_flags import check_command, translate_flags
 from rebuild.layers import dflash_layers
 from rebuild.server_flags import server_arguments, server_environment
 from rebuild.tables import iter_rows
-from tests.support.talking_qwen36 import TALKS, Talk, talking_qwen36
+from tests.support.talking_qwen36 import talking_qwen36
+from tests.support.talks import TALKS, Talk
 from tests.support.trees import ROOT, copy_tree, run_snakemake, write_config
 from tests.workflow.conftest import Run
 

@@ -111,16 +111,22 @@ class Judge:
         closed = split_reasoning(ids, self.think_end_id)
         if closed is not None:
             return Parts(*closed)
-        call = self.tokenizer.get_added_vocab().get(CALL_START)
-        if fields["finish_reason"] == "tool_calls" and call in ids:
-            return Parts(ids[: ids.index(call)], ids[ids.index(call) :])
+        ahead = self.ahead_of_call(ids)
+        if fields["finish_reason"] == "tool_calls" and len(ahead) < len(ids):
+            return Parts(ahead, ids[len(ahead) :])
         return Parts(ids, None)
+
+    def ahead_of_call(self, ids: list[int]) -> list[int]:
+        """Return the ids before the first that opens a tool call, all where none does."""
+        call = self.tokenizer.get_added_vocab().get(CALL_START)
+        return ids[: ids.index(call)] if call in ids else ids
 
     def parted_elsewhere(self, fields: Row, parts: Parts) -> bool:
         """Whether the server's reasoning parser, if one is at work, took something else for the thought."""
-        if parts.thought is None or parts.rest is None or fields["reasoning"] is None:
+        if parts.thought is None or fields["reasoning"] is None:
             return False
-        return essence(fields["reasoning"]) != essence(self.decode(parts.thought))
+        thought = parts.thought if parts.rest is not None else self.ahead_of_call(parts.thought)
+        return essence(fields["reasoning"]) != essence(self.decode(thought))
 
     def texts(self, fields: Row, parts: Parts) -> Row:
         """Return reasoning and content, both without the white space between them, the thought's tokens, and the status.
