@@ -10,7 +10,7 @@ CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
 BENCHMARKS := measuring serving_rate client_ceiling startup_overlap
 SLOW := tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
-	tests/faults/test_server_faults.py tests/faults/test_external_servers.py
+	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py
 SMK := Snakefile $(wildcard workflow/rules/*.smk)
 
 .PHONY: help venv demo test test-slow test-packages check bench bench-faults config-docs dev clean
