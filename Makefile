@@ -27,7 +27,7 @@ demo: venv ## run the whole workflow on the default configuration: real server, 
 test: dev test-packages ## run all tests but the slow ones
 	@$(RUN) python -m pytest tests/unit tests/docs tests/workflow tests/faults tests/peers $(addprefix --ignore=,$(SLOW))
 
-test-slow: dev ## run the tests that download or take long
+test-slow: dev test-packages ## run the tests that download or take long
 	@$(RUN) python -m pytest tests/slow $(SLOW)
 
 check: dev ## formats, lints, types, and the tests of documentation and schema
