@@ -388,7 +388,7 @@ def test_a_table_says_how_many_servers_it_took(
     long_job: GenerateJob, server: Server, monkeypatch: pytest.MonkeyPatch
 ):
     lend_in_turn(monkeypatch, vanishing(long_job, server), server)
-    assert len(long_job.run(generate={"concurrency": 2})) == len(QUESTIONS)
+    assert len(long_job.run(generate={"concurrency": 4})) == len(QUESTIONS)
     facts = read_metadata(long_job.folder / "generated.parquet")
     assert json.loads(facts["timing"])["server_starts"] == 2
     assert set(Counter(row["sample_id"] for row in long_job.logged()).values()) == {1}

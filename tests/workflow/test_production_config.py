@@ -38,7 +38,7 @@ ENDINGS = {
     "thought that only stops_gen0": ("truncated", "stop"),
     "endless answer_gen0": ("truncated", "length"),
 }
-LONG_TALKS = [talk for talk in TALKS if len(talk.says) > 1]
+TURNS_AND_CALLS = [talk for talk in TALKS if talk.id in ("system prompt", "known call")]
 SAID = {f"{talk.id}_gen{turn}": said for talk in TALKS for turn, said in enumerate(talk.says)}
 Row = dict[str, Any]
 
@@ -89,7 +89,7 @@ def preserving_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     return run_production(
         tmp_path_factory.mktemp("preserving"),
         model,
-        LONG_TALKS,
+        TURNS_AND_CALLS,
         "generated",
         generate={"history_reasoning": "preserve"},
         server={"flags": renamed},
@@ -172,7 +172,7 @@ def test_every_prompt_is_qwens_own_rendering_of_the_conversation_so_far(
     preserve = history_reasoning == "preserve"
     rows = rows_of(preserving_run if preserve else run, "generated")
     asked = set()
-    for talk in LONG_TALKS if preserve else TALKS:
+    for talk in TURNS_AND_CALLS if preserve else TALKS:
         for turn, (history, _) in enumerate(talk.lessons()):
             rendered = tokenizer.apply_chat_template(
                 history,
@@ -191,14 +191,15 @@ def test_every_prompt_is_qwens_own_rendering_of_the_conversation_so_far(
 def test_a_later_turn_sees_earlier_thoughts_only_where_they_are_preserved(
     run: Run, preserving_run: Run, tokenizer: Any
 ):
-    first = SAID["three turns_gen0"]
+    first, call = SAID["system prompt_gen0"], SAID["known call_gen0"]
     for one, seen in ((run, False), (preserving_run, True)):
-        prompt = tokenizer.decode(rows_of(one, "generated")["three turns_gen2"]["prompt_token_ids"])
+        rows = rows_of(one, "generated")
+        prompt = tokenizer.decode(rows["system prompt_gen1"]["prompt_token_ids"])
         assert (first.thought in prompt) is seen
         assert first.answer in prompt
         assert prompt.endswith("<|im_start|>assistant\n<think>\n")
-        asking = tokenizer.decode(rows_of(one, "generated")["known call_gen1"]["prompt_token_ids"])
-        assert f"<think>\n{SAID['known call_gen0'].thought}\n</think>" in asking
+        after_call = tokenizer.decode(rows["known call_gen1"]["prompt_token_ids"])
+        assert f"<think>\n{call.thought}\n</think>" in after_call  # of the same turn
         recipe = (one.results / "recipe.json").read_text()
         assert ('"preserve"' in recipe) is seen
 
