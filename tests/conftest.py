@@ -1,6 +1,8 @@
 """What every test may ask for: models and tokenizers, real ones where they come in packages, tiny ones elsewhere."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: tests fetch nothing
 # Tests wait for no other run on this machine, and no other run for them.
-os.environ["REBUILD_LEASE_DIR"] = tempfile.mkdtemp(prefix="rebuild-leases-")
+LEASES = os.environ["REBUILD_LEASE_DIR"] = tempfile.mkdtemp(prefix="rebuild-leases-")
+atexit.register(shutil.rmtree, LEASES, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
