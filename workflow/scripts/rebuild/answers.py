@@ -59,18 +59,19 @@ class Judge:
             fields = reply_fields(reply)
         except (KeyError, IndexError, TypeError) as error:
             return failed(f"malformed_reply: {type(error).__name__}: {error}")
-        fault = self.fault(fields, rendered, render_again)
+        said = self.decode(said_ids(fields))
+        fault = self.fault(fields, said, rendered, render_again)
         if fault:
             return fields | failed(fault)
         parts = self.parts(fields, rendered.thought_open)
         if self.parted_elsewhere(fields, parts):
             return fields | failed("thought: the server ends it elsewhere than the ids do")
-        return fields | self.texts(fields, parts) | {"error": None}
+        return fields | self.texts(fields, said, parts) | {"error": None}
 
     def fault(
-        self, fields: Row, rendered: Rendered, render_again: Callable[[], list[int]]
+        self, fields: Row, said: str, rendered: Rendered, render_again: Callable[[], list[int]]
     ) -> str | None:
-        """Return what disqualifies a reply, or None."""
+        """Return what disqualifies a reply whose ids decode to `said`, or None."""
         finish, ids = fields["finish_reason"], fields["response_token_ids"]
         if finish not in ANSWERED:
             return f"finish_reason: {finish!r} is no answer"
@@ -84,22 +85,9 @@ class Judge:
             return f"no_stop_id: finish_reason {finish} but the last id is {ids[-1]}"
         if finish == "tool_calls" and not fields["tool_calls"]:
             return "no_calls: finish_reason tool_calls, but no call came"
-        if not self.decodes_to(fields, rendered.offers_tools):
+        if not decodes_to(said, fields, rendered.offers_tools):
             return "text: the ids do not decode to the text that came with them"
         return None
-
-    def decodes_to(self, fields: Row, offers_tools: bool) -> bool:
-        """Whether the ids decode to reasoning plus content (white space and a cut last character apart).
-
-        Where tools were offered the server leaves calls out of the text, whole ones and the beginning of one.
-        """
-        decoded = essence(self.decode(said_ids(fields)))
-        served = essence((fields["reasoning"] or "") + (fields["content"] or ""))
-        if not offers_tools:
-            return decoded == served
-        calls = json.loads(fields["tool_calls"] or "[]")
-        named = all(essence(call["function"]["name"]) in decoded for call in calls)
-        return decoded.startswith(served) and named
 
     def parts(self, fields: Row, thought_open: bool) -> Parts:
         """Return an answer's parts: its thought ends at the first `</think>`, or, where there is none, at a tool call."""
@@ -128,18 +116,20 @@ class Judge:
         thought = parts.thought if parts.rest is not None else self.ahead_of_call(parts.thought)
         return essence(fields["reasoning"]) != essence(self.decode(thought))
 
-    def texts(self, fields: Row, parts: Parts) -> Row:
+    def texts(self, fields: Row, said: str, parts: Parts) -> Row:
         """Return reasoning and content, both without the white space between them, the thought's tokens, and the status.
 
         A thought that never ends is a truncated answer, whatever the finish reason says.
         """
         status = ANSWERED[fields["finish_reason"]]
         called = status == "tool_calls"
+        thought = parts.thought or []
         if parts.rest is None:
             status, content = "truncated", ""
+        elif called:
+            content = fields["content"] or ""
         else:
-            content = fields["content"] or "" if called else self.decode(parts.rest)
-        thought = parts.thought or []
+            content = said if parts.thought is None else self.decode(parts.rest)
         if parts.thought is not None:
             content = content.strip()
         return {
@@ -160,6 +150,20 @@ class Judge:
             return False
         after = len(prompt_ids) - prompt_ids[::-1].index(self.think_start_id)
         return not self.tokenizer.decode(prompt_ids[after:]).strip()
+
+
+def decodes_to(said: str, fields: Row, offers_tools: bool) -> bool:
+    """Whether the decoded ids are reasoning plus content (white space and a cut last character apart).
+
+    Where tools were offered the server leaves calls out of the text, whole ones and the beginning of one.
+    """
+    decoded = essence(said)
+    served = essence((fields["reasoning"] or "") + (fields["content"] or ""))
+    if not offers_tools:
+        return decoded == served
+    calls = json.loads(fields["tool_calls"] or "[]")
+    named = all(essence(call["function"]["name"]) in decoded for call in calls)
+    return decoded.startswith(served) and named
 
 
 def rendered_prompt(ids: list[int], judge: Judge, offers_tools: bool) -> Rendered:
@@ -215,7 +219,7 @@ def expect_ids(value: Any) -> list[int]:
         TypeError: it is something else than a list of ids that fit into int32.
     """
     ids: list[int] = expect(list, value or [])
-    if not all(type(token) is int and 0 <= token <= LARGEST_ID for token in ids):
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > LARGEST_ID):
         raise TypeError("token ids are not whole numbers of 31 bits")
     return ids
 

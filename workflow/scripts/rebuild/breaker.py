@@ -14,6 +14,8 @@ class Breaker:
     window: int = 100
     share: float = 0.5
     recent: deque[str | None] = field(default_factory=deque)
+    failed: int = 0  # of the recent ones
+    running: int = 0  # failures in a row up to now
 
     def record(self, error: str | None) -> None:
         """Take note of one outcome (None is an answer).
@@ -22,15 +24,14 @@ class Breaker:
             StepError: too many failures; names the commonest error.
         """
         self.recent.append(error)
+        self.failed += error is not None
+        self.running = self.running + 1 if error is not None else 0
         if len(self.recent) > self.window:
-            self.recent.popleft()
-        errors = [entry for entry in self.recent if entry]
-        full = len(self.recent) == self.window
-        tail = [*self.recent][-self.in_a_row :]
-        if not (len(tail) == self.in_a_row and all(tail)) and not (
-            full and len(errors) >= self.share * self.window
-        ):
+            self.failed -= self.recent.popleft() is not None
+        half = len(self.recent) == self.window and self.failed >= self.share * self.window
+        if self.running < self.in_a_row and not half:
             return
+        errors = [entry for entry in self.recent if entry is not None]
         kinds = Counter(entry.split(":")[0] for entry in errors)
         kind, count = kinds.most_common(1)[0]
         example = next(entry for entry in reversed(errors) if entry.startswith(kind))
