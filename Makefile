@@ -11,9 +11,11 @@ SCHEMA := workflow/schemas/config.schema.yaml
 BENCHMARKS := measuring serving_rate client_ceiling startup_overlap
 SLOW := tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
 	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py
+BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 SMK := Snakefile $(wildcard workflow/rules/*.smk)
+MASKS = $(or $(FILE),results/demo/tokenized/00000.parquet) $(if $(SAMPLES),--sample $(SAMPLES)) $(if $(HTML),--html $(HTML))
 
-.PHONY: help venv demo test test-slow test-packages check bench bench-faults config-docs dev clean
+.PHONY: help venv demo masks test test-browser test-slow test-packages check bench bench-faults config-docs dev clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -22,10 +24,18 @@ venv: $(INSTALLED) ## make .venv from the lock of envs/cpu, or of envs/gpu where
 
 demo: venv ## run the whole workflow on the default configuration: real server, small model, no GPU needed
 	@$(RUN) snakemake --cores all
-	@echo "The demo run is complete. Its files, with the audit's evidence, are in results/demo/ (see README.md)."
+	@echo "The demo run is complete. Open results/demo/report.html; all files are in results/demo/ (see README.md)."
+
+masks: venv ## show what of a sample is trained on: FILE=results/…/00000.parquet SAMPLES="id …" HTML=page.html
+	@$(RUN) python workflow/scripts/show_masks.py $(MASKS)
 
 test: dev test-packages ## run all tests but the slow ones
-	@$(RUN) python -m pytest tests/unit tests/docs tests/workflow tests/faults tests/peers $(addprefix --ignore=,$(SLOW))
+	@$(if $(BROWSER),,echo "No Chromium here: tests/browser is left out. On Debian: apt-get install chromium")
+	@$(RUN) python -m pytest tests/unit tests/docs tests/workflow tests/faults tests/peers \
+		$(if $(BROWSER),tests/browser) $(addprefix --ignore=,$(SLOW))
+
+test-browser: dev ## run the tests that look at pages in headless Chromium
+	@$(RUN) python -m pytest tests/browser
 
 test-slow: dev test-packages ## run the tests that download or take long
 	@$(RUN) python -m pytest tests/slow $(SLOW)
@@ -51,7 +61,7 @@ config-docs: venv ## write config/README.md anew from the schema
 
 dev: $(VENV)/installed-dev ## add the tools for developing to .venv
 
-test-packages: .cache/test-packages/installed .cache/peers/installed ## fetch the packages that only tests read
+test-packages: .cache/test-packages/installed .cache/peers/installed .cache/bench-peers/installed ## fetch the packages that only tests read
 
 clean: ## remove what these targets installed; results stay
 	rm -rf $(VENV) .cache

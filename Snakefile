@@ -18,7 +18,9 @@ include: "workflow/rules/prompts.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/tokenize.smk"
 include: "workflow/rules/audit.smk"
+include: "workflow/rules/export.smk"
 include: "workflow/rules/hidden_states.smk"
+include: "workflow/rules/report.smk"
 
 
 localrules:
@@ -26,12 +28,16 @@ localrules:
     generated,
     tokenized,
     audited,
+    exported,
     extracted,
+    make_report,
+    report,
 
 
 rule all:
     default_target: True
     input:
         rules.extracted.input,
+        rules.report.input,
     message:
         "Run {config[run]} is complete: results/{config[run]}/"

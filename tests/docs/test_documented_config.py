@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 from rebuild.checks import CHECKS
 from rebuild.config import complete_config, load_schema, schema_keys
 from rebuild.config_reference import config_reference
+from rebuild.set_checks import SET_CHECKS
 from tests.support.trees import ROOT
 
 SCHEMA = load_schema(ROOT / "workflow" / "schemas" / "config.schema.yaml")
@@ -72,7 +73,7 @@ def test_config_yaml_has_the_keys_in_the_schemas_order():
 def test_the_limits_of_the_audit_are_those_of_its_checks():
     limits = SCHEMA["properties"]["audit"]["properties"]["limits"]["properties"]
     assert {name: part["default"] for name, part in limits.items()} == {
-        check.name: check.default for check in CHECKS
+        check.name: check.default for check in (*CHECKS, *SET_CHECKS)
     }
 
 

@@ -11,6 +11,7 @@ from rebuild.checks import CHECKS
 from rebuild.config import complete_config, load_schema
 from rebuild.facts import STATUSES
 from rebuild.prompt_refusal import REASONS
+from rebuild.set_checks import SET_CHECKS
 from rebuild.tables import GENERATED, HIDDEN_STATES, PROMPTS, REJECTED, TOKENIZED
 from tests.support.checkout import repository_files, run
 from tests.support.dummies import dummy_tree
@@ -27,6 +28,10 @@ RUN_ELSEWHERE = {
     "make check": (".ci/run", "make check"),
     "make venv": ("Makefile", "demo: venv"),
     ". .venv/bin/activate": ("Makefile", "/bin/activate"),
+    "make masks FILE=results/demo/tokenized/00003.parquet": (
+        "tests/unit/test_show_masks.py",
+        '"make", "--dry-run", "masks"',
+    ),
 }
 
 
@@ -140,7 +145,9 @@ def test_the_files_of_a_run_are_those_that_the_rules_write(steps: dict[str, Any]
     for name, rule in steps.items():
         for path in rule["output"]:
             plain = re.sub(r"\{(\w+),?[^/]*?\}(?=[/.])", r"<\1>", path)
-            assert re.sub(r"/\d{5}\.", "/<shard>.", plain) in written, f"{name} writes {path}"
+            assert re.sub(r"/(\d{5}|canary)\.", "/<shard>.", plain) in written, (
+                f"{name} writes {path}"
+            )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +177,7 @@ def test_the_reasons_for_rejecting_a_row_are_those_of_the_code():
 
 
 def test_the_checks_of_the_audit_are_those_of_the_code():
-    assert list(table("The audit")) == [check.name for check in CHECKS]
+    assert list(table("The audit")) == [check.name for check in (*CHECKS, *SET_CHECKS)]
 
 
 def test_every_message_in_the_troubleshooting_table_is_one_that_the_code_has():

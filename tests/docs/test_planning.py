@@ -16,6 +16,8 @@ PER_SHARD = [
     "approve_shard",
     "extract_hidden_states",
 ]
+JUDGED = {"audit_run": 1, "approve_run": 1}
+REPORT = {"make_report": 1}
 
 
 @pytest.fixture
@@ -24,8 +26,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_dry_run_on_a_fresh_clone_plans_every_job_and_makes_nothing(tree: Path):
-    shards = yaml.safe_load((tree / "config" / "config.yaml").read_text())["prompts"]["shards"]
-    assert planned(tree) == dict.fromkeys(PER_RUN, 1) | dict.fromkeys(PER_SHARD, shards)
+    config = yaml.safe_load((tree / "config" / "config.yaml").read_text())
+    shards = config["prompts"]["shards"] + 1  # the canary
+    assert config["plan"]["canary"] > 0
+    per_run = dict.fromkeys(PER_RUN, 1) | JUDGED | REPORT
+    assert planned(tree) == per_run | dict.fromkeys(PER_SHARD, shards)
     assert not (tree / "results").exists()
     assert not (tree / "resources").exists()
 
@@ -41,13 +46,31 @@ def test_a_dry_run_on_a_fresh_clone_plans_every_job_and_makes_nothing(tree: Path
 )
 def test_a_target_plans_the_phases_up_to_its_own(cloned: Path, target: str, last: str):
     upto = PER_SHARD[: PER_SHARD.index(last) + 1]
-    assert set(planned(cloned, target)) == {*PER_RUN, *upto}
+    jobs = planned(cloned, target, "--config", "plan={canary: 0}")
+    judged = JUDGED if last in ("approve_shard", "extract_hidden_states") else {}
+    assert set(jobs) == {*PER_RUN, *upto, *judged}
+
+
+def test_the_export_needs_the_audit_and_no_hidden_states(cloned: Path):
+    jobs = planned(cloned, "exported", "--config", "plan={canary: 0}")
+    assert "export_shard" in jobs and "extract_hidden_states" not in jobs
+    assert jobs["export_shard"] == jobs["approve_shard"]
+
+
+def test_a_target_before_the_audit_has_the_canary_audited_all_the_same(cloned: Path):
+    jobs = planned(cloned, "generated")
+    shards = jobs.pop("generate_shard")
+    canary = {"tokenize_shard": 1, "audit_shard": 1, "approve_shard": 1}
+    assert shards > 2
+    assert jobs == dict.fromkeys(PER_RUN, 1) | canary
 
 
 def test_a_run_without_hidden_states_ends_with_the_audit(tree: Path):
-    (tree / "mine.yaml").write_text("hidden_states: {enabled: false}\nprompts: {shards: 2}\n")
+    mine = "hidden_states: {enabled: false}\nprompts: {shards: 2}\nplan: {canary: 0}\n"
+    (tree / "mine.yaml").write_text(mine)
     jobs = planned(tree, "--configfile", "mine.yaml")
-    assert jobs == dict.fromkeys(PER_RUN, 1) | dict.fromkeys(PER_SHARD[:-1], 2)
+    per_run = dict.fromkeys(PER_RUN, 1) | JUDGED | REPORT
+    assert jobs == per_run | dict.fromkeys(PER_SHARD[:-1], 2)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import repository_files
-from tests.support.trees import ROOT
+from tests.support.trees import COMMANDS, ROOT
 
 FILES = [path for path in repository_files() if path.name != "LICENSE"]
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 SCRIPTS = [path for path in PYTHON if path.parent == Path("workflow/scripts")]
+STEPS = [path for path in SCRIPTS if path.stem not in COMMANDS]
 PACKAGE = [path for path in PYTHON if path.parent == Path("workflow/scripts/rebuild")]
 
 # The hosts that a file may name: those that formats are known by, the machine itself, and nobody's (RFC 2606).
@@ -68,12 +69,23 @@ def test_a_script_is_one_public_function_of_its_own_name_and_a_guard(path: Path)
     assert is_guard(parsed(path).body[-1])
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=str)
+@pytest.mark.parametrize("path", STEPS, ids=str)
 def test_a_script_knows_of_snakemake_only_below_its_guard(path: Path):
     *body, guard = parsed(path).body
     assert [ast.unparse(node)[:80] for node in body if names_snakemake(node)] == []
     assert "snakemake" not in imported(path)
     assert ast.unparse(guard).splitlines()[1].strip() == "begin_step(snakemake.log[0])"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_command_knows_nothing_of_snakemake_and_is_made_known(name: str):
+    path = Path("workflow/scripts") / f"{name}.py"
+    assert path in SCRIPTS
+    assert not names_snakemake(parsed(path))
+    assert "snakemake" not in imported(path)
+    assert [
+        file for file in ("README.md", "Makefile") if str(path) not in (ROOT / file).read_text()
+    ] == []
 
 
 def test_the_shared_package_knows_neither_snakemake_nor_the_scripts():

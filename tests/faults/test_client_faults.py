@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rebuild.generation import ShardGeneration
 from rebuild.partial_log import PartialLog
 from rebuild.serving import first_cause
 from rebuild.tables import PROMPTS, TableWriter, iter_rows
+from rebuild.text_answers import text_outcome
 from tests.support.scripted_server import ScriptedServer
 
 SAMPLING = {
@@ -73,11 +75,13 @@ def ask_shard(
     concurrency: int = 4,
     context: int = 2048,
     alive: Callable[[], bool] = lambda: True,
+    allow_template: bool = False,
 ) -> list[dict[str, Any]]:
     """Answer the questions on the scripted server as a job would, and return the finished rows."""
     prompts, generated = folder / "prompts.parquet", folder / "generated.parquet"
     write_prompts(prompts, questions)
-    judge = Judge(tokenizer, stop_ids(tokenizer, []), None, None)
+    without_ids = partial(text_outcome, thinks=False) if allow_template else None
+    judge = Judge(tokenizer, stop_ids(tokenizer, []), None, None, without_ids)
     asker = Asker(
         tokenizer,
         judge,
@@ -174,6 +178,37 @@ def test_http_200_with_a_wrong_answer_is_an_error_row_with_its_reason(
 ):
     with ScriptedServer(tokenizer, when("FAULTY", fault)) as server:
         rows = ask_shard(tokenizer, server, tmp_path, QUESTIONS)
+    assert [row["status"] for row in rows] == ["ok", "error", "ok"]
+    assert rows[1]["error"].startswith(reason)
+
+
+def test_a_reply_without_ids_is_an_answer_by_its_finish_reason_where_that_is_allowed(
+    tokenizer: Any, tmp_path: Path
+):
+    with ScriptedServer(tokenizer, when("FAULTY", "no ids")) as server:
+        rows = ask_shard(tokenizer, server, tmp_path, QUESTIONS, allow_template=True)
+    assert [(row["status"], row["content"]) for row in rows] == [("ok", "Blue.")] * 3
+    assert rows[1]["prompt_token_ids"] == rows[1]["response_token_ids"] == []
+    assert (rows[1]["finish_reason"], rows[1]["error"]) == ("stop", None)
+    assert rows[0]["response_token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("no ids, abort", "finish_reason: 'abort' is no answer"),
+        ("no ids, other prompt", "prompt_tokens: the server counts "),
+        ("no response ids", "no_ids: "),
+        ("other text", "text: "),
+        ("other prompt", "prompt_ids: "),
+        ("no stop id", "no_stop_id: "),
+    ],
+)
+def test_a_wrong_answer_is_an_error_row_also_where_ids_may_be_missing(
+    tokenizer: Any, tmp_path: Path, fault: str, reason: str
+):
+    with ScriptedServer(tokenizer, when("FAULTY", fault)) as server:
+        rows = ask_shard(tokenizer, server, tmp_path, QUESTIONS, allow_template=True)
     assert [row["status"] for row in rows] == ["ok", "error", "ok"]
     assert rows[1]["error"].startswith(reason)
 

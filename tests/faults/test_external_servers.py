@@ -13,6 +13,7 @@ import pytest
 
 import generate_shard as generate_module
 from rebuild import client, external, serving
+from rebuild.answers import essence
 from rebuild.devices import select_devices
 from rebuild.errors import StepError
 from rebuild.lease import lease_devices
@@ -135,6 +136,19 @@ def test_answers_without_ids_are_error_rows_stop_the_job_and_are_asked_again(
     router.keeps_ids = True
     assert told(job.run(server={"external": [router.url]})) == own_rows
     assert len(job.logged()) == len(errors) + len(QUESTIONS)
+
+
+def test_answers_without_ids_are_the_same_answers_as_text_where_that_is_allowed(
+    job: GenerateJob, router: Router, own_rows: list[Row]
+):
+    router.keeps_ids = False
+    rows = job.run(server={"external": [router.url]}, tokenize={"allow_template": True})
+    assert all(row["prompt_token_ids"] == row["response_token_ids"] == [] for row in rows)
+    kept = ("sample_id", "status", "finish_reason", "prompt_tokens", "completion_tokens")
+    same = [[row[key] for key in kept] for row in rows]
+    assert same == [[row[key] for key in kept] for row in own_rows]
+    own_texts = [essence(row["content"]) for row in own_rows]
+    assert [essence(row["content"]) for row in rows] == own_texts
 
 
 def test_a_router_that_does_not_tell_how_much_it_runs_at_once_needs_a_number(

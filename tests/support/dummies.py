@@ -46,14 +46,18 @@ finally:
 """
 
 
-def dummy_tree(folder: Path) -> Path:
-    """Copy the tree into `folder`, with a dummy in place of every script, 2 shards, and two CPU slots as devices."""
+def dummy_tree(folder: Path, canary: int = 0) -> Path:
+    """Copy the tree into `folder`, with a dummy in place of every script, 2 shards, and two CPU slots as devices.
+
+    `canary` is the number of prompts of one; by default there is none.
+    """
     copy_tree(folder)
     for script in (folder / "workflow" / "scripts").glob("*.py"):
         script.write_text(DUMMY)
     config = folder / "config" / "config.yaml"
     settings = yaml.safe_load(config.read_text())
     settings["prompts"]["shards"] = 2
+    settings["plan"]["canary"] = canary
     settings["devices"] = ["cpu:0", "cpu:1"]
     config.write_text(yaml.safe_dump(settings))
     return folder

@@ -59,6 +59,7 @@ class GenerateJob:
             "server_logs": self.folder / "server_logs",
             "stand_in": ROOT / "envs" / "cpu" / "stand_in",
             "fingerprint": "test",
+            "allow_template": config["tokenize"]["allow_template"],
         }
 
     def run(self, **changes: Any) -> list[Row]:
@@ -112,6 +113,7 @@ def make_job(folder: Path, model: Path, questions: list[str], **settings: Any) -
         source,
         folder / "prompts",
         ["00000"],
+        canary=0,
         assign="interleave",
         max_rejected=0,
         limit=None,

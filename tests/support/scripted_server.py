@@ -135,6 +135,9 @@ def changed(**fields: Any) -> Callable[[Reply], Reply]:
     return change
 
 
+without_ids = changed(response_token_ids=None, prompt_token_ids=None)
+
+
 def with_other_text(reply: Reply) -> Reply:
     reply["choices"][0]["message"]["content"] = "Green, says nobody."
     return reply
@@ -156,6 +159,11 @@ def miscounted(reply: Reply) -> Reply:
     return reply
 
 
+def without_ids_of_another_prompt(reply: Reply) -> Reply:
+    reply["usage"]["prompt_tokens"] += 5
+    return without_ids(reply)
+
+
 def without_choices(reply: Reply) -> Reply:
     return reply | {"choices": []}
 
@@ -163,7 +171,9 @@ def without_choices(reply: Reply) -> Reply:
 FAULTS: dict[str, Callable[[Reply], Reply]] = {
     "abort": changed(finish_reason="abort"),
     "no finish": changed(finish_reason=None),
-    "no ids": changed(response_token_ids=None, prompt_token_ids=None),
+    "no ids": without_ids,
+    "no ids, abort": lambda reply: changed(finish_reason="abort")(without_ids(reply)),
+    "no ids, other prompt": without_ids_of_another_prompt,
     "no response ids": changed(response_token_ids=[]),
     "other text": with_other_text,
     "other prompt": with_shifted_prompt,

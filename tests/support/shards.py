@@ -17,6 +17,7 @@ from rebuild.tables import (
     iter_rows,
     read_metadata,
 )
+from rebuild.target import Target
 from tokenize_shard import tokenize_shard
 
 Row = dict[str, Any]
@@ -32,8 +33,11 @@ METADATA = {
     "model_sha256": "model-1",
     "prompts_sha256": "prompts-1",
 }
-USER = {"role": "user", "content": "Hi"}
 REPLY = {"role": "assistant", "content": "Hello."}
+SYSTEM = {"role": "system", "content": "Be kind."}
+WORDS = [
+    f"{start}{end}" for start in "bdfgklmnprst" for end in ("aro", "enti", "ivel", "osk", "umba")
+]
 
 
 @dataclass(frozen=True)
@@ -68,18 +72,50 @@ class Shard:
         given = {"max_length": 4096, "min_loss_tokens": 2, "truncated": "keep", "fingerprint": "t"}
         tokenize_shard(self.generated, self.tokenized, **(given | settings))
 
-    def audit(self, **limits: float) -> dict[str, Any]:
+    @property
+    def digest(self) -> Path:
+        return self.run / "audit" / f"{self.name}.parquet"
+
+    def audit(
+        self,
+        target: Target | None = None,
+        canary: Path | None = None,
+        held_out: Path | None = None,
+        **limits: float,
+    ) -> dict[str, Any]:
         """Run the real `audit_shard` and return the evidence it wrote."""
         audit_shard(
             self.generated,
             self.tokenized,
             self.prompts,
             self.evidence,
+            self.digest,
             shard=self.name,
             limits=limits,
+            target=target,
+            canary=canary,
+            held_out=held_out,
         )
         evidence: dict[str, Any] = read_json(self.evidence)
         return evidence
+
+
+def ask(prompt: str, turn: int = 0) -> dict[str, Any]:
+    """Return what the user says in a turn of a prompt: long enough to be told from what others say."""
+    words = random.Random(f"{prompt} {turn}").sample(WORDS, 12)
+    return {"role": "user", "content": " ".join(words)}
+
+
+def answer_ids(prompt: str, turn: int, tokens: int) -> list[int]:
+    """Return `tokens` ids as a healthy model samples them, Qwen3's stop id at the end."""
+    rng = random.Random(f"{prompt} {turn}")
+    return [rng.randrange(1000, 100_000) for _ in range(tokens - 1)] + [QWEN3_STOP]
+
+
+def history(prompt: str, turn: int) -> list[dict[str, Any]]:
+    """Return the messages that turn `turn` (from 0) of a prompt is asked with."""
+    said = [message for before in range(turn) for message in (ask(prompt, before), REPLY)]
+    return [SYSTEM, *said, ask(prompt, turn)]
 
 
 def make_answer(prompt: str, turn: int = 0, tokens: int = 100, **changes: Any) -> Row:
@@ -89,9 +125,9 @@ def make_answer(prompt: str, turn: int = 0, tokens: int = 100, **changes: Any) -
         "prompt_id": prompt,
         "turn": turn,
         "source": "test",
-        "messages": [USER, *[REPLY, USER] * turn],
+        "messages": history(prompt, turn),
         "prompt_token_ids": QWEN3_PROMPT,
-        "response_token_ids": [1000 + i for i in range(tokens - 1)] + [QWEN3_STOP],
+        "response_token_ids": answer_ids(prompt, turn, tokens),
         "content": "word " * tokens,
         "finish_reason": "stop",
         "status": "ok",
@@ -117,7 +153,8 @@ def make_unanswered(prompt: str, status: str, error: str = "why") -> Row:
 
 def make_truncated(prompt: str, tokens: int = 256) -> Row:
     """Return an answer that was cut at the token limit, still in its thought."""
-    cut = {"response_token_ids": [1000] * tokens, "content": "", "reasoning": "so"}
+    ids = answer_ids(prompt, 0, tokens + 1)[:-1]
+    cut = {"response_token_ids": ids, "content": "", "reasoning": "so"}
     return make_answer(prompt, status="truncated", finish_reason="length", **cut)
 
 
@@ -156,7 +193,7 @@ def write_prompts(path: Path, answers: list[Row]) -> None:
     turns = Counter(row["prompt_id"] for row in answers)
     with TableWriter(path, PROMPTS, {"content_sha256": METADATA["prompts_sha256"]}) as writer:
         for prompt, count in turns.items():
-            messages = [{"role": "system", "content": "Be kind."}, *[USER] * count]
+            messages = [SYSTEM, *(ask(prompt, turn) for turn in range(count))]
             writer.write(
                 [dict.fromkeys(PROMPTS.names) | {"prompt_id": prompt, "messages": messages}]
             )

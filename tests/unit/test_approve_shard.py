@@ -53,7 +53,7 @@ def test_three_reasons_are_given_the_worst_first(tmp_path: Path) -> None:
     with pytest.raises(StepError) as stop:
         approve(shard)
     reasons = [line.split()[1] for line in stop.value.seen.splitlines()[1:]]
-    assert reasons == ["empty_answer_share", "mask_sum_mode_share", "median_loss_tokens"]
+    assert reasons == ["empty_answer_share", "repeated_answer_share", "mask_sum_mode_share"]
 
 
 def test_a_clean_shard_is_approved_with_the_hash_of_what_was_judged(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_the_evidence_has_everything_that_a_reader_needs(tmp_path: Path) -> None
         "rows",
         "checks",
         "distribution",
+        "examples",
     }
     assert evidence["shard"] == "00000"
     assert evidence["tokenized_sha256"] == sha256_file(shard.tokenized)
@@ -77,7 +78,10 @@ def test_the_distribution_tells_lengths_finish_reasons_and_sources(tmp_path: Pat
         {"value": 50, "rows": 1},
     ]
     assert seen["finish_reason"] == {"length": 1, "none": 1, "stop": 3}
-    assert seen["source"] == {"code": 1, "test": 4}
+    nothing_lost = {"prompts": 1, "generated": 1, "answered": 1, "trained": 1, "loss_tokens": 10}
+    assert seen["sources"]["code"] == nothing_lost
+    one_lost = {"prompts": 4, "generated": 4, "answered": 3, "trained": 3, "loss_tokens": 90}
+    assert seen["sources"]["test"] == one_lost
 
 
 @pytest.mark.parametrize("rows", [0, 3, 20])

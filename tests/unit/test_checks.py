@@ -9,14 +9,17 @@ import pytest
 from rebuild.balance import compare_order
 from rebuild.checks import CHECKS
 from rebuild.conversation import begin_conversation
+from rebuild.set_checks import SET_CHECKS
 from tests.support.shards import (
     QWEN3_PROMPT,
     REPLY,
-    USER,
+    SYSTEM,
     Row,
+    ask,
     clean_answers,
     disaster_answers,
     failed_checks,
+    history,
     make_answer,
     make_truncated,
     make_unanswered,
@@ -39,8 +42,8 @@ def tool_conversation() -> list[Row]:
     called, told, thanked = (make_answer("tool", turn, tokens=50 + turn) for turn in range(3))
     calls = {"status": "tool_calls", "finish_reason": "tool_calls", "tool_calls": "[{}]"}
     result = {"role": "tool", "content": "21 degrees"}
-    told["messages"] = [USER, REPLY, result]
-    thanked["messages"] = [USER, REPLY, result, REPLY, USER]
+    told["messages"] = [*history("tool", 0), REPLY, result]
+    thanked["messages"] = [*told["messages"], REPLY, ask("tool", 1)]
     return [called | calls, told, thanked]
 
 
@@ -163,7 +166,8 @@ def test_the_rows_that_conversations_really_unfold_into_balance(tmp_path: Path) 
     asked = {"role": "assistant", "content": "", "tool_calls": json.dumps([call])}
     told = {"role": "tool", "content": "noon", "tool_call_id": "c1"}
     prompt = {"prompt_id": "p", "source": "test", "tools": None}
-    prompt["messages"] = [USER, asked, told, USER, USER, USER]  # type: ignore[assignment]
+    users = [ask("p", turn) for turn in range(4)]
+    prompt["messages"] = [SYSTEM, users[0], asked, told, *users[1:]]  # type: ignore[assignment]
     called = {
         "status": "tool_calls",
         "finish_reason": "tool_calls",
@@ -187,7 +191,7 @@ def test_a_tool_call_without_a_result_ends_its_conversation_and_calls_for_no_mor
 ) -> None:
     called = tool_conversation()[0]
     ended = make_unanswered("tool", "skipped", "conversation_ended: the result is unknown")
-    ended |= {"sample_id": "tool_gen1", "turn": 1, "messages": [USER, REPLY, USER]}
+    ended |= {"sample_id": "tool_gen1", "turn": 1, "messages": history("tool", 1)}
     assert failed_checks(write_shard(tmp_path, [called, ended]).audit()) == set()
 
 
@@ -272,12 +276,20 @@ def test_rows_longer_than_the_file_says_that_they_may_be_are_caught(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "change", [shifted_mask, mask_over_the_prompt, mask_with_a_hole, unsupervised_end]
+    ("change", "caught"),
+    [
+        (shifted_mask, {"usage_mismatch_rows"}),
+        (mask_over_the_prompt, {"usage_mismatch_rows"}),
+        (mask_with_a_hole, {"usage_mismatch_rows", "scattered_mask_rows"}),
+        (unsupervised_end, {"usage_mismatch_rows"}),
+    ],
 )
-def test_a_mask_that_is_not_the_engines_is_caught(tmp_path: Path, change: Change) -> None:
+def test_a_mask_that_is_not_the_engines_is_caught(
+    tmp_path: Path, change: Change, caught: set[str]
+) -> None:
     shard = write_shard(tmp_path, clean_answers(20))
     rewrite(shard.tokenized, change)
-    assert failed_checks(shard.audit()) == {"usage_mismatch_rows"}
+    assert failed_checks(shard.audit()) == caught
 
 
 @pytest.mark.parametrize("usage", ["completion_tokens", "prompt_tokens"])
@@ -334,7 +346,7 @@ def test_truncated_answers_count_as_truncated_and_not_as_answers_of_one_length(
 
 def test_answers_without_content_are_caught(tmp_path: Path) -> None:
     answers = [row | {"content": " \n"} for row in clean_answers(5)] + [
-        row | {"prompt_id": f"q{i}", "sample_id": f"q{i}_gen0"}
+        make_answer(f"q{i}", tokens=row["completion_tokens"])
         for i, row in enumerate(clean_answers(95, seed=9))
     ]
     assert failed_checks(write_shard(tmp_path, answers).audit(empty_answer_share=0.04)) == set()
@@ -366,7 +378,7 @@ def test_turns_out_of_reach_have_a_limit_of_their_own_and_are_not_counted_as_ski
     answers = clean_answers(80)
     for i in range(40):
         ended = make_unanswered(f"p{i}", "skipped", "conversation_ended: turn 0 is truncated")
-        messages = [USER, REPLY, USER]
+        messages = history(f"p{i}", 1)
         row = ended | {"sample_id": f"p{i}_gen1", "turn": 1, "messages": messages}
         answers.insert(2 * i + 1, row)
     shard = write_shard(tmp_path, answers)
@@ -390,12 +402,13 @@ def test_truncated_answers_left_out_on_request_are_not_lost(tmp_path: Path) -> N
 def test_a_shard_of_short_answers_is_caught_by_its_median(tmp_path: Path) -> None:
     answers = [make_answer(f"p{i}", tokens=15 + i % 16) for i in range(32)]
     evidence = write_shard(tmp_path, answers).audit()
-    assert failed_checks(evidence) == {"median_loss_tokens"}
-    assert failed_checks(write_shard(tmp_path, answers).audit(median_loss_tokens=15)) == set()
+    assert failed_checks(evidence) == {"median_loss_tokens", "short_answer_share"}
+    limits = {"median_loss_tokens": 15, "short_answer_share": 1}
+    assert failed_checks(write_shard(tmp_path, answers).audit(**limits)) == set()
 
 
 def test_short_answers_in_a_small_shard_are_chance(tmp_path: Path) -> None:
-    answers = [make_answer(f"p{i}", tokens=15 + i) for i in range(9)]
+    answers = [make_answer(f"p{i}", tokens=15 + 4 * i) for i in range(9)]
     assert failed_checks(write_shard(tmp_path, answers).audit()) == set()
 
 
@@ -406,8 +419,9 @@ def test_only_the_first_place_that_differs_is_named_as_out_of_order() -> None:
 
 
 def test_every_check_has_a_name_of_its_own_and_a_reason_of_one_sentence() -> None:
-    assert len({check.name for check in CHECKS}) == len(CHECKS)
-    assert all(check.why.endswith(".") and check.why.count(". ") == 0 for check in CHECKS)
+    checks = [*CHECKS, *SET_CHECKS]
+    assert len({check.name for check in checks}) == len(checks)
+    assert all(check.why.endswith(".") and check.why.count(". ") == 0 for check in checks)
 
 
 def test_a_check_names_at_most_ten_samples(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def test_all_mistakes_are_told_at_once():
         ("server: {flags: [1]}", "server.flags is [1]; expected object"),
         ("sampling: 1", "sampling is 1; expected object"),
         ("audit: {accept: {shard1: looks fine}}", "audit.accept is 'shard1'; expected"),
+        ("audit: {accept: {canaries: looks fine}}", "audit.accept is 'canaries'; expected"),
+        ("plan: {canary: -1}", "plan.canary is -1; expected integer >= 0"),
         ("audit: {accept: {'00001': ''}}", "audit.accept.00001 is ''; expected string of length >= 1"),
     ],
 )  # fmt: skip

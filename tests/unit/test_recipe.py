@@ -73,6 +73,7 @@ FIRST_CHANGED = [
     ("prompts.shards", 8, "prompts"),
     ("prompts.assign", "contiguous", "prompts"),
     ("prompts.limit", 10, "prompts"),
+    ("plan.canary", 9, "prompts"),
     ("model.source", "/models/other", "model"),
     ("model.revision", "abc", "model"),
     ("sampling.temperature", 0.7, "generate"),
@@ -87,6 +88,7 @@ FIRST_CHANGED = [
     ("generate.truncated", "drop", "tokenize"),
     ("tokenize.max_length", 8, "tokenize"),
     ("tokenize.min_loss_tokens", 8, "tokenize"),
+    ("tokenize.allow_template", True, "tokenize"),
     ("hidden_states.layers", [1, 2], "hidden_states"),
     ("hidden_states.dtype", "float32", "hidden_states"),
     ("hidden_states.max_length", 8, "hidden_states"),
@@ -138,6 +140,15 @@ def test_a_whole_number_is_the_same_with_and_without_a_decimal_point():
     assert changed(config_with("sampling.top_p", 1.0)) == changed(config_with("sampling.top_p", 1))
     same = config_with("server.flags", {"context-length": 4096.0})
     assert changed(same) == set()
+
+
+def test_answers_without_ids_change_what_servers_of_others_generate_and_not_what_ours_do():
+    external = config_with("server.external", ["http://127.0.0.1:30000"])
+    both = copy.deepcopy(external)
+    both["tokenize"]["allow_template"] = True
+    told = changed_settings(make_recipe(external), make_recipe(both))
+    assert told["generate"] == ["tokenize.allow_template: unset -> True"]
+    assert told["tokenize"] == ["tokenize.allow_template: False -> True"]
 
 
 def test_semantics_raised_by_hand_change_the_phase(monkeypatch: pytest.MonkeyPatch):
@@ -207,7 +218,7 @@ def test_a_change_is_told_with_old_and_new_value_and_all_ways_out(results: Path,
     assert "set the keys back" in error.remedy
     assert "run:" in error.remedy
     assert error.remedy.endswith(
-        removal(results, "generated", "tokenized", "audit", "hidden_states")
+        removal(results, "generated", "tokenized", "audit", "export", "hidden_states")
     )
 
 
@@ -217,7 +228,9 @@ def test_a_change_of_hidden_states_alone_gives_up_hidden_states_alone(results: P
 
 
 def test_only_what_is_there_is_named(results: Path, prompts: Path):
-    subprocess.run(["rm", "-r", results / "hidden_states", results / "audit"], check=True)
+    subprocess.run(
+        ["rm", "-r", *(results / name for name in ("hidden_states", "audit", "export"))], check=True
+    )
     (results / "hidden_states").mkdir()  # as Snakemake leaves it
     error = refused(results, config_with("tokenize.max_length", 8), prompts)
     assert error.remedy.endswith(f": {removal(results, 'tokenized')}")
@@ -258,7 +271,7 @@ def test_a_fingerprint_that_counts_otherwise_is_a_change(results: Path, prompts:
     write_json(results / "recipe.json", old)
     error = refused(results, CONFIG, prompts)
     assert error.seen == "what determines tokenize"
-    assert error.remedy.endswith(removal(results, "tokenized", "audit", "hidden_states"))
+    assert error.remedy.endswith(removal(results, "tokenized", "audit", "export", "hidden_states"))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"phases": {"prompts": {}}}', '{"phases": 1}'])
@@ -310,7 +323,7 @@ def test_other_prompts_are_a_change_of_everything_but_the_model(
     error = refused(results, CONFIG, prompts)
     assert error.seen == f"content of prompts.path ({prompts})"
     assert error.remedy.endswith(
-        removal(results, "prompts", "generated", "tokenized", "audit", "hidden_states")
+        removal(results, "prompts", "generated", "tokenized", "audit", "export", "hidden_states")
     )
 
 

@@ -36,9 +36,9 @@ def write_lines(file: Path, rows: Iterable[Any]) -> Path:
 
 
 def shard(source: Path, out_dir: Path, shards: int = 1, **settings: Any) -> dict[str, Any]:
-    """Run the step and return its manifest."""
+    """Run the step, without a canary unless it is given, and return its manifest."""
     defaults = {"assign": "interleave", "max_rejected": 1.0, "limit": None, "fingerprint": "f1"}
-    step.shard_prompts(source, out_dir, names(shards), **(defaults | settings))
+    step.shard_prompts(source, out_dir, names(shards), **({"canary": 0} | defaults | settings))
     return read_json(out_dir / "manifest.json")
 
 
@@ -75,6 +75,7 @@ def test_the_manifest_counts_and_identifies_everything(tmp_path):
         "rejected": 2,
         "rejected_reasons": {"empty": 1, "not_an_object": 1},
         "assign": "interleave",
+        "canary": None,
     }
     (entry,) = manifest["sources"]
     assert (entry["path"], entry["sha256"]) == ("p.jsonl", sha256_file(source))
@@ -167,6 +168,87 @@ def test_unicode_comes_through_as_it_was(tmp_path):
     shard(write_lines(tmp_path / "p.jsonl", [{"id": text[:9], "prompt": text}]), tmp_path / "out")
     (row,) = iter_rows(tmp_path / "out/00000.parquet")
     assert (row["prompt_id"], row["messages"][0]["content"]) == (text[:9], text)
+
+
+# The canary
+
+
+def mixed(count: int) -> list[dict[str, Any]]:
+    """Return prompts of three sources, of one to three turns, short and long."""
+    return [
+        {
+            "id": f"{number}",
+            "source": ("talk", "code", "rare")[2 if number % 20 == 7 else number % 2],
+            "turns": [f"{number} {turn} " + "word " * (number * 7 % 90) for turn in range(turns)],
+        }
+        for number in range(count)
+        for turns in [1 + number % 3]
+    ]
+
+
+def ids(file: Path) -> list[str]:
+    return [row["prompt_id"] for row in iter_rows(file)]
+
+
+@pytest.mark.parametrize("assign", ["interleave", "contiguous"])
+def test_every_prompt_is_in_the_canary_or_in_one_other_shard(tmp_path, assign):
+    source = write_lines(tmp_path / "p.jsonl", mixed(60))
+    manifest = shard(source, tmp_path / "out", shards=4, canary=8, assign=assign)
+    files = {name: ids(tmp_path / f"out/{name}.parquet") for name in ["canary", *names(4)]}
+    assert sorted(int(name) for rows in files.values() for name in rows) == list(range(60))
+    assert {name: len(rows) for name, rows in files.items()} == {
+        "canary": 8,
+        **dict.fromkeys(names(4), 13),
+    }
+    assert list(manifest["shards"]) == list(files)
+    assert all(rows == sorted(rows, key=int) for rows in files.values())
+
+
+def test_the_other_prompts_are_dealt_out_as_if_the_canary_had_never_been(tmp_path):
+    rows = mixed(30)
+    shard(write_lines(tmp_path / "p.jsonl", rows), tmp_path / "out", shards=3, canary=5)
+    gone = set(ids(tmp_path / "out/canary.parquet"))
+    left = [row for row in rows if row["id"] not in gone]
+    shard(write_lines(tmp_path / "left.jsonl", left), tmp_path / "without", shards=3)
+    for name in names(3):
+        here, there = (tmp_path / place / f"{name}.parquet" for place in ("out", "without"))
+        assert here.read_bytes() == there.read_bytes()
+
+
+def test_the_canary_is_the_same_wherever_it_is_chosen(tmp_path):
+    source = write_lines(tmp_path / "p.jsonl", mixed(50))
+    for place in ("here", "there"):
+        shard(source, tmp_path / place, shards=2, canary=7)
+    here, there = (tmp_path / place / "canary.parquet" for place in ("here", "there"))
+    assert here.read_bytes() == there.read_bytes()
+    assert content_hash(iter_rows(here)) == read_metadata(here)["content_sha256"]
+
+
+def test_the_canary_has_every_source_and_number_of_turns_and_short_and_long_prompts(tmp_path):
+    shard(write_lines(tmp_path / "p.jsonl", mixed(200)), tmp_path / "out", canary=20)
+    rows = list(iter_rows(tmp_path / "out/canary.parquet"))
+    assert {row["source"] for row in rows} == {"talk", "code", "rare"}
+    assert {len(row["messages"]) for row in rows} == {1, 2, 3}
+    words = [len(row["messages"][0]["content"].split()) for row in rows]
+    assert min(words) < 20 and max(words) > 70
+
+
+def test_the_manifest_says_what_the_canary_is_and_how_it_was_chosen(tmp_path):
+    manifest = shard(write_lines(tmp_path / "p.jsonl", mixed(40)), tmp_path / "out", canary=4)
+    assert manifest["canary"]["prompts"] == manifest["shards"]["canary"]["prompts"] == 4
+    assert "in proportion" in manifest["canary"]["chosen"]
+    assert manifest["canary"]["sources"] == {
+        "code": {"prompts": 1, "of": 18},
+        "rare": {"prompts": 1, "of": 2},
+        "talk": {"prompts": 2, "of": 20},
+    }
+
+
+def test_the_canary_is_chosen_from_the_prompts_within_the_limit(tmp_path):
+    source = write_lines(tmp_path / "p.jsonl", mixed(50))
+    shard(source, tmp_path / "out", canary=5, limit=10)
+    chosen = ids(tmp_path / "out/canary.parquet")
+    assert len(chosen) == 5 and max(map(int, chosen)) < 10
 
 
 # Accounting
@@ -283,9 +365,21 @@ def test_a_source_without_any_prompt_stops_the_step(tmp_path, content):
 
 def test_fewer_prompts_than_shards_stop_the_step(tmp_path):
     source = write_lines(tmp_path / "p.jsonl", [*numbered(2), 3])
-    with pytest.raises(StepError, match="fewer prompts than shards") as caught:
+    with pytest.raises(StepError, match="too few prompts for the shards") as caught:
         shard(source, tmp_path / "out", shards=3)
     assert "2 accepted" in str(caught.value)
+    assert not (tmp_path / "out/00000.parquet").exists()
+
+
+def test_a_canary_that_leaves_a_shard_without_prompts_stops_the_step(tmp_path):
+    source = write_lines(tmp_path / "p.jsonl", numbered(6))
+    assert shard(source, tmp_path / "enough", shards=2, canary=4)["canary"]["prompts"] == 4
+    with pytest.raises(StepError, match="too few prompts for the shards") as caught:
+        shard(source, tmp_path / "out", shards=2, canary=5)
+    assert "at least 7 accepted prompts: one for each of 2 shards, and 5 for the canary" in str(
+        caught.value
+    )
+    assert not (tmp_path / "out/canary.parquet").exists()
 
 
 def test_a_source_that_grows_while_it_is_read_stops_the_step(tmp_path, monkeypatch):
@@ -302,7 +396,7 @@ def test_a_source_that_grows_while_it_is_read_stops_the_step(tmp_path, monkeypat
 
 def test_a_prompt_lost_between_the_passes_stops_the_step_before_the_manifest(tmp_path, monkeypatch):
     source = write_lines(tmp_path / "p.jsonl", [*numbered(3), "no prompt"])
-    monkeypatch.setattr(step, "assign_rows", lambda count, shards, assign: [range(count - 1)])
+    monkeypatch.setattr(step, "assign_rows", lambda rows, shards, assign: [rows[1:]])
     with pytest.raises(StepError, match=r"do not balance(.|\n)*4 rows read(.|\n)*2 \+ 1"):
         shard(source, tmp_path / "out")
     assert not (tmp_path / "out/manifest.json").exists()
@@ -334,7 +428,7 @@ import re, sys
 from pathlib import Path
 from shard_prompts import shard_prompts
 shard_prompts(Path(sys.argv[1]), Path(sys.argv[2]), [f"{n:05d}" for n in range(20)],
-              assign=sys.argv[3], max_rejected=0.0, limit=None, fingerprint="f")
+              canary=256, assign=sys.argv[3], max_rejected=0.0, limit=None, fingerprint="f")
 print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 

@@ -208,6 +208,18 @@ def test_answers_of_a_hundred_thousand_tokens_and_their_logprobs_survive(tmp_pat
     assert back[2]["messages"][0]["content"] is None
 
 
+def test_reading_holds_a_few_row_groups_in_memory_whatever_the_size_of_the_file(tmp_path: Path):
+    path = tmp_path / "big.parquet"
+    schema = pa.schema([("noise", pa.binary())])
+    with TableWriter(path, schema, {}, row_group=16) as writer:
+        writer.write([{"noise": os.urandom(1 << 14)} for _ in range(2048)])
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in open_parquet(path).iter_batches(batch_size=16):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert path.stat().st_size > 30e6
+    assert most < 5e6
+
+
 @pytest.mark.parametrize("kept", [0, 4, 200, -1], ids=["empty", "magic only", "half", "last byte"])
 def test_a_file_that_is_cut_short_is_named_with_what_to_do(tmp_path: Path, kept: int):
     path = tmp_path / "00000.parquet"

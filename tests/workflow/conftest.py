@@ -17,7 +17,7 @@ from rebuild.server import start_server
 from stage_model import stage_model
 from tests.support.trees import ROOT, copy_tree, run_snakemake, write_config
 
-SHARDS = ["00000", "00001"]
+SHARDS = ["canary", "00000", "00001"]
 # Conversations whose answers end well within the test's token limit, so that later turns are reached.
 BRIEF = {
     "brief-1": ["What is the capital of France? One word.", "And of Italy? One word."],
@@ -106,7 +106,10 @@ def qwen36_server(
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Run:
-    """The real workflow on three of the demo's prompts of each kind, in 2 shards: real server, real model, greedy."""
+    """The real workflow on three of the demo's prompts of each kind: real servers, real model, greedy.
+
+    A canary of 4 prompts, and 2 shards of what it leaves.
+    """
     tree = copy_tree(tmp_path_factory.mktemp("run") / "tree")
     prompts = tree / "prompts.jsonl"
     write_some_of_each_source(ROOT / "config" / "demo_prompts.jsonl", prompts, 3)
@@ -118,6 +121,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> 
         tree,
         run="small",
         prompts={"path": str(prompts), "shards": 2},
+        plan={"canary": 4},
         model={"source": str(demo_model)},
         sampling={"temperature": 0, "top_p": 1, "max_tokens": 96},
         audit={"limits": {"truncated_share": 1}},

@@ -73,6 +73,21 @@ def test_nothing_undeclared_is_left_of_work_in_progress(finished_run: Run):
     assert [path for path in finished_run.results.rglob("*.tmp")] == []
 
 
+def test_the_canary_was_approved_before_any_other_shard_was_generated(finished_run: Run):
+    said = ["Approving shard canary", *(f"answers of shard {shard}" for shard in SHARDS[1:])]
+    places = [finished_run.output.index(words) for words in said]
+    assert places[0] == min(places)
+    assert read_json(finished_run.results / "audit" / "canary.approved")["verdict"] == "pass"
+
+
+def test_every_prompt_is_in_one_shard_and_every_sample_occurs_once(finished_run: Run):
+    manifest = read_json(finished_run.results / "prompts" / "manifest.json")
+    assert manifest["canary"]["prompts"] == 4
+    for phase, name in [("prompts", "prompt_id"), ("hidden_states", "sample_id")]:
+        names = [row[name] for row in rows_of(finished_run, phase)]
+        assert len(set(names)) == len(names) >= manifest["accepted"] > 4
+
+
 def test_every_prompt_has_its_rows_in_prompt_order(finished_run: Run):
     for shard in SHARDS:
         prompts = iter_rows(finished_run.results / "prompts" / f"{shard}.parquet")

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support.dummies import (
 )
 from tests.support.trees import write_config
 
+SHARDS = ["00000", "00001"]
 ALL = {
     "shard_prompts": 1,
     "stage_model": 1,
@@ -30,9 +32,14 @@ ALL = {
     "audit_shard": 2,
     "approve_shard": 2,
     "extract_hidden_states": 2,
+    "audit_run": 1,
+    "approve_run": 1,
+    "make_report": 1,
 }
-OF_ONE_SHARD = {rule: 1 for rule, jobs in ALL.items() if jobs == 2}
-JUDGING = {"audit_shard": 2, "approve_shard": 2}
+PER_SHARD = [rule for rule, jobs in ALL.items() if jobs == 2]
+OF_THE_RUN = {"audit_run": 1, "approve_run": 1, "make_report": 1}
+OF_ONE_SHARD = dict.fromkeys(PER_SHARD, 1) | OF_THE_RUN
+JUDGING = {"audit_shard": 2, "approve_shard": 2} | OF_THE_RUN
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +127,12 @@ def test_what_is_missing_is_seen_behind_a_model_that_is_staged_again(finished: P
     assert plan == OF_ONE_SHARD | {"stage_model": 1}
 
 
+@pytest.mark.parametrize("lost", ["prompts/00001.parquet", "model/manifest.json"])
+def test_an_input_that_is_lost_has_nothing_expensive_made_again(finished: Path, lost: str):
+    (finished / "results" / "demo" / lost).unlink()
+    assert set(planned(finished)) & set(EXPENSIVE) == set()
+
+
 def test_what_is_missing_is_seen_behind_prompts_that_are_cut_again(finished: Path):
     remove_shard(finished / "results" / "demo", "00001", "generated")
     plan = planned(finished, "generated", "--config", "prompts={shards: 2, max_rejected: 0.5}")
@@ -136,6 +149,138 @@ def test_a_newer_version_whose_rules_have_other_inputs_and_parameters_redoes_not
         text = text.replace("    output:\n", '        new=ancient("Snakefile"),\n    output:\n')
         rules.write_text(text)
     assert planned(finished) == {}
+
+
+# The canary
+
+
+WITH_CANARY = ALL | dict.fromkeys(PER_SHARD, 3)
+ALL_JUDGED = JUDGING | {"audit_shard": 3, "approve_shard": 3}
+EXPENSIVE = ["generate_shard", "extract_hidden_states"]
+UNTIL_APPROVED = ["generate_shard", "tokenize_shard", "audit_shard", "approve_shard"]
+REFUSING = """
+from rebuild.errors import StepError
+from rebuild.step import begin_step
+
+begin_step(snakemake.log[0])
+raise StepError(f"shard {snakemake.wildcards.shard} failed its audit")
+"""
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Path:
+    """A fresh tree with a canary."""
+    return dummy_tree(tmp_path / "guarded", canary=3)
+
+
+@pytest.fixture(scope="module")
+def guarded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = dummy_tree(tmp_path_factory.mktemp("guarded") / "tree", canary=3)
+    done = run_tree(tree)
+    assert done.returncode == 0, done.stdout
+    assert started(tree) == WITH_CANARY
+    return tree
+
+
+@pytest.fixture
+def guarded_copy(guarded_run: Path, tmp_path: Path) -> Path:
+    """A finished run with a canary."""
+    copy = shutil.copytree(guarded_run, tmp_path / "moved")
+    (copy / "calls").unlink()
+    return copy
+
+
+def of_others(tree: Path) -> list[str]:
+    """Return the rules whose jobs for other shards than the canary were started."""
+    return [call["rule"] for call in calls(tree, "start") if call["shard"] not in (None, "canary")]
+
+
+def test_the_canary_goes_all_the_way_to_its_approval_before_another_shard_is_begun(
+    guarded_run: Path,
+):
+    jobs = [call for call in calls(guarded_run) if call["shard"]]
+    ahead = [(call["event"], call["rule"]) for call in jobs[:8] if call["shard"] == "canary"]
+    assert ahead == [(event, rule) for rule in UNTIL_APPROVED for event in ("start", "end")]
+
+
+def test_a_dry_run_shows_the_whole_plan_with_the_canary_ahead(guarded: Path):
+    done = run_tree(guarded, "--dry-run")
+    assert done.returncode == 0, done.stdout
+    assert planned(guarded) == WITH_CANARY
+    shown = re.findall(r"(?:Generating the answers of|Approving) (?:shard |the )(\w+)", done.stdout)
+    assert shown[:2] == ["canary", "canary"]
+    assert sorted(shown) == sorted([*SHARDS, "canary"] * 2)
+    assert "the canary, which all other shards wait for" in done.stdout
+
+
+def test_while_the_canary_is_not_approved_no_other_shard_is_begun(guarded: Path):
+    (guarded / "hold").write_text("approve_shard")
+    with live_driver(guarded) as driver:
+        wait_for_job(guarded, "approve_shard")
+        time.sleep(1)  # long enough for a job that waits for nothing
+        assert of_others(guarded) == []
+        (guarded / "hold").unlink()
+        assert driver.wait(60) == 0
+    assert started(guarded) == WITH_CANARY
+
+
+@pytest.mark.parametrize("target", ["all", "generated", "results/demo/generated/00001.parquet"])
+def test_a_canary_that_is_not_approved_stops_everything_else(guarded: Path, target: str):
+    (guarded / "workflow" / "scripts" / "approve_shard.py").write_text(REFUSING)
+    done = run_tree(guarded, target)
+    assert done.returncode == 1
+    assert "shard canary failed its audit" in done.stdout
+    assert of_others(guarded) == []
+    assert [
+        call["shard"] for call in calls(guarded, "start") if call["rule"] == "generate_shard"
+    ] == ["canary"]
+    again = run_tree(guarded, target)
+    assert again.returncode == 1
+    assert of_others(guarded) == []
+    assert started(guarded)["generate_shard"] == 1
+
+
+def test_an_approval_of_the_canary_that_is_touched_or_made_anew_redoes_nothing(guarded_copy: Path):
+    audit = guarded_copy / "results" / "demo" / "audit"
+    (audit / "canary.approved").touch()
+    assert planned(guarded_copy) == {}
+    limits = ["--config", "audit={limits: {truncated_share: 0.9}}"]
+    assert planned(guarded_copy, *limits) == ALL_JUDGED
+    done = run_tree(guarded_copy, *limits)
+    assert done.returncode == 0, done.stdout
+    assert started(guarded_copy) == ALL_JUDGED
+    assert planned(guarded_copy, *limits) == {}
+
+
+def test_a_missing_approval_of_the_canary_has_no_other_shard_made_again(guarded_copy: Path):
+    (guarded_copy / "results" / "demo" / "audit" / "canary.approved").unlink()
+    done = run_tree(guarded_copy)
+    assert done.returncode == 0, done.stdout
+    assert "approve_shard" in started(guarded_copy)
+    assert set(of_others(guarded_copy)) & {*EXPENSIVE, "tokenize_shard"} == set()
+    assert planned(guarded_copy) == {}
+
+
+def test_a_canary_that_is_made_again_leaves_finished_shards_alone(guarded_copy: Path):
+    results = guarded_copy / "results" / "demo"
+    remove_shard(results, "canary", "generated", "tokenized", "audit", "hidden_states")
+    remove_shard(results, "00001", "generated", "tokenized", "audit", "hidden_states")
+    plan = planned(guarded_copy)
+    assert [plan[rule] for rule in EXPENSIVE] == [2, 2]
+    done = run_tree(guarded_copy)
+    assert done.returncode == 0, done.stdout
+    begun = [call for call in calls(guarded_copy, "start") if call["rule"] in EXPENSIVE]
+    assert {call["shard"] for call in begun} == {"canary", "00001"}
+    generated = [call["shard"] for call in begun if call["rule"] == "generate_shard"]
+    assert generated == ["canary", "00001"]
+    assert planned(guarded_copy) == {}
+
+
+def test_another_canary_in_a_run_that_has_begun_is_refused(guarded_copy: Path):
+    refused = run_tree(guarded_copy, "--config", "plan={canary: 4}")
+    assert refused.returncode == 1
+    assert "seen: plan.canary: 3 -> 4" in refused.stdout
+    assert calls(guarded_copy) == []
 
 
 # What is refused

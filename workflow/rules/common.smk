@@ -1,4 +1,4 @@
-"""The names that every rules file uses: the checked configuration, the shards, the fingerprints, the default device limit.
+"""The names that every rules file uses: the checked configuration, the shards, fingerprints, the default device limit.
 
 INPUTS   config/config.yaml with --configfile and --config on top; results/{run}/recipe.json of an earlier start
 OUTPUTS  results/{run}/recipe.json, written before the first job of every start
@@ -14,8 +14,9 @@ from rebuild.config import complete_config, load_schema
 from rebuild.devices import device_limit
 from rebuild.driver_lock import DriverLock
 from rebuild.errors import StepError
-from rebuild.start_checks import check_start
 from rebuild.recipe import check_recipe, fingerprints, make_recipe, record_recipe
+from rebuild.shards import CANARY, awaits_canary, needed, shard_names
+from rebuild.start_checks import check_start
 from rebuild.step import DRIVER_PID
 from snakemake.io import apply_wildcards
 
@@ -27,7 +28,7 @@ try:
     config = complete_config(
         config, load_schema(HOME / "workflow" / "schemas" / "config.schema.yaml")
     )
-    SHARDS = [f"{number:05d}" for number in range(config["prompts"]["shards"])]
+    SHARDS = shard_names(config)
     RECIPE = make_recipe(config)
     RESULTS, PROMPTS = Path("results", config["run"]), Path(config["prompts"]["path"])
     if workflow.is_main_process:
@@ -61,6 +62,37 @@ def untracked(value):
         return apply_wildcards(value, wildcards) if isinstance(value, str) else value
 
     return parameter
+
+
+def paid(path, result):
+    """Return an input of an expensive job: its date is no reason to make the result again, nor is its absence."""
+
+    def paths(wildcards):
+        return needed(*(apply_wildcards(pattern, wildcards) for pattern in (path, result)))
+
+    return ancient(paths)
+
+
+def canary_approval(wildcards):
+    """Return the approval of the canary for a shard that waits for it."""
+    if not awaits_canary(wildcards.shard, SHARDS):
+        return []
+    audit, generated = f"results/{wildcards.run}/audit", f"results/{wildcards.run}/generated"
+    return needed(f"{audit}/{CANARY}.approved", f"{generated}/{wildcards.shard}.parquet")
+
+
+def shard_in_words(wildcards, input):
+    """Return how the message of a job names its shard; as a function of `input` it is not compared."""
+    if wildcards.shard == CANARY:
+        return "the canary, which all other shards wait for"
+    return f"shard {wildcards.shard}"
+
+
+def canary_digest(wildcards):
+    """Return the digest of the canary, which every other shard is compared with."""
+    if CANARY not in SHARDS or wildcards.shard == CANARY:
+        return []
+    return f"results/{wildcards.run}/audit/{CANARY}.parquet"
 
 
 wildcard_constraints:

@@ -1,6 +1,7 @@
 """Record the target's hidden states of approved samples, in the trainer's own format.
 
-INPUTS   results/{run}/tokenized/{shard}.parquet, model/manifest.json; audit/{shard}.approved must be there
+INPUTS   results/{run}/tokenized/{shard}.parquet, model/manifest.json; audit/{shard}.approved must be there (with
+         audit.gate: run, audit/run.approved too)
 OUTPUTS  results/{run}/hidden_states/{shard}.parquet (index), hidden_states/{shard}/*.ckpt (SpecForge, offline DFlash)
 
 Approval and tokens are ancient: judging the same data again, or copying it with other dates, is no reason to extract
@@ -11,9 +12,18 @@ it again. Tokens that are made anew because they were removed are one.
 rule extract_hidden_states:
     """Run the approved samples of one shard through the target model and keep the wanted layers."""
     input:
-        approved=ancient("results/{run}/audit/{shard}.approved"),
+        approved=paid(
+            "results/{run}/audit/{shard}.approved", "results/{run}/hidden_states/{shard}.parquet"
+        ),
+        run=(
+            paid("results/{run}/audit/run.approved", "results/{run}/hidden_states/{shard}.parquet")
+            if config["audit"]["gate"] == "run"
+            else []
+        ),
         tokenized=ancient("results/{run}/tokenized/{shard}.parquet"),
-        model=ancient("results/{run}/model/manifest.json"),
+        model=paid(
+            "results/{run}/model/manifest.json", "results/{run}/hidden_states/{shard}.parquet"
+        ),
     output:
         index="results/{run}/hidden_states/{shard}.parquet",
     log:

@@ -6,7 +6,7 @@ OUTPUTS  results/{run}/prompts/{shard}.parquet, manifest.json (counts, hashes), 
 
 
 rule shard_prompts:
-    """Check every prompt, set bad ones aside with their reason, and write the shards."""
+    """Check every prompt, set bad ones aside with their reason, choose the canary, and write the shards."""
     input:
         source=ancient(config["prompts"]["path"]),
     output:
@@ -21,12 +21,13 @@ rule shard_prompts:
     conda:
         "../../envs/cpu.yaml"
     params:
-        shards=SHARDS,
+        shards=[shard for shard in SHARDS if shard != CANARY],
+        canary=config["plan"]["canary"],
         assign=config["prompts"]["assign"],
         max_rejected=config["prompts"]["max_rejected"],
         limit=config["prompts"]["limit"],
         fingerprint=FINGERPRINTS["prompts"],
     message:
-        "Cutting {input.source} into {config[prompts][shards]} shards"
+        "Cutting {input.source} into {config[prompts][shards]} shards, after {config[plan][canary]} prompts for the canary"
     script:
         "../scripts/shard_prompts.py"

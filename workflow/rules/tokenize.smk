@@ -1,6 +1,6 @@
 """Turn recorded answers into training rows: ids and loss mask, from the engine's own ids.
 
-INPUTS   results/{run}/generated/{shard}.parquet
+INPUTS   results/{run}/generated/{shard}.parquet; results/{run}/model/manifest.json with tokenize.allow_template
 OUTPUTS  results/{run}/tokenized/{shard}.parquet
 """
 
@@ -13,6 +13,11 @@ rule tokenize_shard:
     """
     input:
         generated="results/{run}/generated/{shard}.parquet",
+        model=(
+            ancient("results/{run}/model/manifest.json")
+            if config["tokenize"]["allow_template"]
+            else []
+        ),
     output:
         tokenized="results/{run}/tokenized/{shard}.parquet",
     log:
@@ -22,11 +27,15 @@ rule tokenize_shard:
     retries: 0
     conda:
         "../../envs/cpu.yaml"
+    threads: 2 if config["tokenize"]["allow_template"] else 1
     params:
         answered="results/{run}/.partial/generate/{shard}",
         max_length=config["tokenize"]["max_length"],
         min_loss_tokens=config["tokenize"]["min_loss_tokens"],
         truncated=config["generate"]["truncated"],
+        allow_template=untracked(config["tokenize"]["allow_template"]),
+        chat_template_kwargs=untracked(config["sampling"]["chat_template_kwargs"]),
+        history_reasoning=untracked(config["generate"]["history_reasoning"]),
         fingerprint=FINGERPRINTS["tokenize"],
     message:
         "Tokenizing shard {wildcards.shard}"

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from rebuild.approval import approve, read_verdict
 from rebuild.errors import StepError
-from rebuild.files import read_json, write_json
+from rebuild.files import write_json
 from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
-from rebuild.verdict import in_words, shard_name, worst_reasons
 
 
 def approve_shard(evidence: Path, approved: Path, *, accept: dict[Any, str], index: Path) -> None:
@@ -21,21 +21,11 @@ def approve_shard(evidence: Path, approved: Path, *, accept: dict[Any, str], ind
             cannot be read, or hidden states (`index`) are there already that are of other samples.
     """
     verdict = read_verdict(evidence)
-    shard, reason = verdict["shard"], None
-    if verdict["verdict"] != "pass":
-        waivers = {shard_name(key): text for key, text in accept.items()}
-        if shard not in waivers:
-            raise refusal(verdict, evidence)
-        reason = checked_reason(shard, waivers[shard])
-    check_states(index, shard, verdict["tokenized_sha256"])
-    approval = {
-        "shard": shard,
-        "verdict": "pass" if reason is None else "waived",
-        "reason": reason,
-        "tokenized_sha256": verdict["tokenized_sha256"],
-    }
-    write_json(approved, approval)
-    say(f"shard {shard}: {approval['verdict']}{f' ({reason})' if reason else ''}")
+    approval = approve(verdict, evidence, accept)
+    check_states(index, approval["shard"], verdict["tokenized_sha256"])
+    write_json(approved, approval | {"tokenized_sha256": verdict["tokenized_sha256"]})
+    reason = approval["reason"]
+    say(f"shard {approval['shard']}: {approval['verdict']}{f' ({reason})' if reason else ''}")
 
 
 def check_states(index: Path, shard: str, tokenized_sha256: str) -> None:
@@ -55,70 +45,6 @@ def check_states(index: Path, shard: str, tokenized_sha256: str) -> None:
             seen=f"states of samples with SHA-256 {(extracted or 'unknown')[:12]}",
             remedy=f"to give them up for the new samples' own: rm -r {index} {index.with_suffix('')}",
         )
-
-
-def read_verdict(evidence: Path) -> dict[str, Any]:
-    """Return the audit's evidence.
-
-    Raises:
-        StepError: it is not JSON, or not an audit's.
-    """
-    try:
-        verdict: dict[str, Any] = read_json(evidence)
-        if {"shard", "verdict", "checks", "tokenized_sha256"} <= verdict.keys():
-            return verdict
-    except (ValueError, AttributeError) as error:
-        raise unreadable(evidence, str(error)) from error
-    raise unreadable(evidence, f"only the keys {sorted(verdict)}")
-
-
-def unreadable(evidence: Path, seen: str) -> StepError:
-    """Return the error for evidence that no audit has written."""
-    return StepError(
-        f"cannot read the audit's evidence {evidence}",
-        expected="JSON as audit_shard writes it",
-        seen=seen,
-        remedy=f"have it written again: rm {evidence}",
-    )
-
-
-def checked_reason(shard: str, reason: Any) -> str:
-    """Return the waiver's reason.
-
-    Raises:
-        StepError: there is none.
-    """
-    if isinstance(reason, str) and reason.strip():
-        return reason.strip()
-    raise StepError(
-        f"the waiver for shard {shard} has no reason",
-        where="audit.accept in the configuration",
-        expected="one sentence that says why this data is good although its audit failed",
-        seen=repr(reason),
-        remedy=f'audit: {{accept: {{"{shard}": "the reason"}}}}',
-    )
-
-
-def refusal(verdict: dict[str, Any], evidence: Path) -> StepError:
-    """Return the error for a failed shard: the worst reasons, what to look at, and the ways out."""
-    shard, checks = verdict["shard"], verdict["checks"]
-    failed = sum(check["verdict"] == "fail" for check in checks)
-    run = evidence.parent.parent
-    generated, tokenized = (
-        run / phase / f"{shard}.parquet" for phase in ("generated", "tokenized")
-    )
-    reasons = "".join(f"\n    - {in_words(check)}" for check in worst_reasons(checks))
-    return StepError(
-        f"shard {shard} failed its audit ({failed} of {len(checks)} checks); nothing expensive is done with it",
-        where=str(evidence),
-        expected="every check within its limit (audit.limits)",
-        seen=f"the worst of it:{reasons}",
-        remedy=f"look at these samples in {generated}, and at why and evidence in {evidence}. If a setting is the cause "
-        f"(sampling.max_tokens, the template), it is every shard's: give the run a new name. If the server or the machine "
-        f"was, have this shard made again: rm {generated} {tokenized} {evidence}. Or, if the data is good and a limit "
-        f"is wrong for it, set that limit in audit.limits; or, for this shard alone, waive it with the reason: "
-        f'audit: {{accept: {{"{shard}": "the reason"}}}}',
-    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Bad data is never an error here: a failed job would take its evidence with it. `approve_shard` stops.
 """
 
+import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,29 +12,25 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rebuild.facts import Facts, answer_kind
+from rebuild.answer_facts import COLUMNS, Asked, answer_facts, example, read_asked
+from rebuild.chat import template_arguments
+from rebuild.digest import DIGEST, read_digest
+from rebuild.drift import retokenization
+from rebuild.facts import ANSWERED, Facts
 from rebuild.files import sha256_file, write_json
-from rebuild.masks import (
-    Integers,
-    flat_values,
-    list_lengths,
-    mask_facts,
-    row_starts,
-    row_sums,
-)
-from rebuild.prompts import count_user_turns
+from rebuild.held_out import HeldOut, read_held_out
+from rebuild.model import load_manifest
+from rebuild.sample_facts import sample_facts
 from rebuild.step import begin_step, say
-from rebuild.tables import GENERATED, TOKENIZED, iter_rows, open_parquet, read_metadata
-from rebuild.verdict import SCHEMA_VERSION, beyond_limit, in_words, judge, worst_reasons
+from rebuild.tables import GENERATED, TOKENIZED, TableWriter, iter_rows, open_parquet, read_metadata
+from rebuild.target import Target, load_target
+from rebuild.verdict import SCHEMA_VERSION, judge, look_at, verdict_lines
 
-USAGE = ["prompt_tokens", "completion_tokens"]
-TEXTS = ["reasoning", "content", "tool_calls"]
-ANSWER_COLUMNS = ["sample_id", "prompt_id", "source", "status", "finish_reason", "error", *USAGE]
-SAMPLE_COLUMNS = ["sample_id", "finish_reason", "mask_origin", "seq_len", "loss_tokens"]
-EXCERPT = 80  # characters
+SAMPLE_COLUMNS = [name for name in TOKENIZED.names if name != "prompt_id"]
 BATCH_ROWS = 256
+DRIFT_ROWS = 64  # are rendered and tokenized again: enough to see how many differ, and quick
+EXAMPLES = 3
 
 
 def audit_shard(
@@ -40,44 +38,61 @@ def audit_shard(
     tokenized: Path,
     prompts: Path,
     evidence: Path,
+    digest: Path,
     *,
     shard: str,
     limits: dict[str, float],
+    target: Target | None = None,
+    canary: Path | None = None,
+    held_out: Path | None = None,
 ) -> None:
     """Write to `evidence` the verdict on a shard, with every check's value, limit and example samples.
+
+    `digest` gets the numbers from which the whole run is judged later (`digest.DIGEST`). Without the `target` model,
+    what needs its tokenizer is not judged; `canary` is the digest that lengths are held against, `held_out` a list of
+    texts that no prompt may share.
 
     Raises:
         StepError: an input cannot be read, or `limits` names a check that does not exist.
     """
-    verdict = judge(read_facts(generated, tokenized, prompts), limits)
+    listed = read_held_out(held_out) if held_out else None
+    found = look_at([read_facts(generated, tokenized, prompts, target, listed)])
+    verdict = judge(found, limits, read_digest(canary) if canary else None)
+    if target:
+        verdict["distribution"]["retokenization"] = drift(generated, target)
     facts = {
         "schema_version": SCHEMA_VERSION,
         "shard": shard,
         "tokenized_sha256": sha256_file(tokenized),
         "generated_fingerprint": read_metadata(generated).get("fingerprint", ""),
     }
-    write_json(evidence, facts | verdict)
-    say(f"shard {shard}: {verdict['verdict']}")
-    for check in worst_reasons(verdict["checks"], len(verdict["checks"])):
-        say(in_words(check))
-    for check in beyond_limit(verdict["checks"]):
-        say(
-            f"passes, since chance explains as much in so few rows, but watch it: {in_words(check)}"
-        )
+    with TableWriter(digest, DIGEST, {"shard": shard}) as writer:
+        writer.write_table(found.digest)
+    write_json(evidence, facts | verdict | {"examples": examples(generated)})
+    for line in [f"shard {shard}: {verdict['verdict']}", *verdict_lines(verdict)]:
+        say(line)
 
 
-def read_facts(generated: Path, tokenized: Path, prompts: Path) -> Facts:
+def read_facts(
+    generated: Path,
+    tokenized: Path,
+    prompts: Path,
+    target: Target | None,
+    held_out: HeldOut | None,
+) -> Facts:
     """Reduce the shard's three files to what the checks look at, a batch of rows in memory at a time."""
-    asked, answered, trained = map(read_metadata, (prompts, generated, tokenized))
+    told_asked, answered, trained = map(read_metadata, (prompts, generated, tokenized))
+    asked = read_asked(prompts)
     return Facts(
-        prompts={row["prompt_id"]: count_user_turns(row) for row in iter_rows(prompts)},
-        answers=read_answers(generated),
-        samples=read_samples(tokenized),
+        prompts=asked.user_turns,
+        sketches=asked.sketches,
+        answers=read_answers(generated, asked, target, held_out),
+        samples=read_samples(tokenized, target),
         counts=json.loads(trained.get("counts", "{}")),
         origins={
             "prompts that were answered": (
                 answered.get("prompts_sha256", ""),
-                asked.get("content_sha256", ""),
+                told_asked.get("content_sha256", ""),
             ),
             "answers that were tokenized": (
                 trained.get("generated_fingerprint", ""),
@@ -85,39 +100,46 @@ def read_facts(generated: Path, tokenized: Path, prompts: Path) -> Facts:
             ),
         },
         max_length=json.loads(trained.get("max_length", "null")),
+        stop_ids=target.judge.stop_ids if target else None,
     )
 
 
-def read_answers(generated: Path) -> pd.DataFrame:
+def read_answers(
+    generated: Path, asked: Asked, target: Target | None, held_out: HeldOut | None
+) -> pd.DataFrame:
     """Return `Facts.answers`: the generated rows without ids, their texts judged and cut to an excerpt."""
-    batches = read_batches(generated, GENERATED, [*ANSWER_COLUMNS, *TEXTS, "messages"])
-    return pd.concat([answer_facts(batch) for batch in batches], ignore_index=True)
+    parts = []
+    for batch in read_batches(generated, GENERATED, COLUMNS):
+        facts = answer_facts(batch, asked, target)
+        if held_out:
+            facts["held_out"] = [held_out.shared(m) for m in batch["messages"].to_pylist()]
+        parts.append(facts)
+    return pd.concat(parts, ignore_index=True)
 
 
-def answer_facts(batch: Any) -> pd.DataFrame:
-    """Return generated rows with `user_turn`, `kind` and `excerpt` in place of their texts; missing usage is -1."""
-    rows: pd.DataFrame = batch.select(ANSWER_COLUMNS).to_pandas()
-    rows[USAGE] = rows[USAGE].fillna(-1).astype("int64")
-    texts = [batch[name].to_pylist() for name in TEXTS]
-    judged = zip(rows["status"], *texts, rows["completion_tokens"], strict=True)
-    spoken = zip(batch["content"].to_pylist(), batch["reasoning"].to_pylist(), strict=True)
-    return rows.assign(
-        user_turn=count_users(batch["messages"]),
-        kind=[answer_kind(*row) for row in judged],
-        excerpt=[repr((content or thought or "")[:EXCERPT]) for content, thought in spoken],
-    )
-
-
-def count_users(messages: Any) -> Integers:
-    """Return the number of user messages in each row's messages."""
-    roles = pc.struct_field(messages.flatten(), "role").to_numpy(zero_copy_only=False)
-    return row_sums(roles == "user", row_starts(list_lengths(messages)))
-
-
-def read_samples(tokenized: Path) -> pd.DataFrame:
+def read_samples(tokenized: Path, target: Target | None) -> pd.DataFrame:
     """Return `Facts.samples`: the tokenized rows with their ids and masks reduced to numbers."""
-    batches = read_batches(tokenized, TOKENIZED, [*SAMPLE_COLUMNS, "input_ids", "loss_mask"])
-    return pd.concat([sample_facts(batch) for batch in batches], ignore_index=True)
+    size = target.vocab_size if target else None
+    batches = read_batches(tokenized, TOKENIZED, SAMPLE_COLUMNS)
+    return pd.concat([sample_facts(batch, size) for batch in batches], ignore_index=True)
+
+
+def drift(generated: Path, target: Target) -> dict[str, Any]:
+    """Return how many of a few answers, evenly spread, would have other ids if their texts were tokenized again."""
+    step = max(1, open_parquet(generated).metadata.num_rows // DRIFT_ROWS)
+    rows = itertools.islice(iter_rows(generated, COLUMNS), None, None, step)
+    answers = [row for row in rows if row["status"] in ANSWERED and row["response_token_ids"]]
+    return retokenization(answers, target.judge.tokenizer, target.template_kwargs)
+
+
+def examples(generated: Path) -> list[dict[str, Any]]:
+    """Return a few rows to read, the same for the same data: those whose ids have the smallest hashes."""
+    rows = iter_rows(generated, [name for name in COLUMNS if not name.endswith("_ids")])
+    keyed = ((hashlib.sha256(row["sample_id"].encode()).digest(), row) for row in rows)
+    best: list[tuple[bytes, dict[str, Any]]] = []
+    for key, row in keyed:
+        best = sorted([*best, (key, row)], key=lambda pair: pair[0])[:EXAMPLES]
+    return [example(row) for _, row in best]
 
 
 def read_batches(path: Path, schema: Any, columns: list[str]) -> Iterator[Any]:
@@ -126,22 +148,21 @@ def read_batches(path: Path, schema: Any, columns: list[str]) -> Iterator[Any]:
     yield from open_parquet(path).iter_batches(batch_size=BATCH_ROWS, columns=columns)
 
 
-def sample_facts(batch: Any) -> pd.DataFrame:
-    """Return tokenized rows with `ids_len`, `ids_bad` and `masks.mask_facts` in place of ids and mask."""
-    rows: pd.DataFrame = batch.select(SAMPLE_COLUMNS).to_pandas()
-    rows[["seq_len", "loss_tokens"]] = rows[["seq_len", "loss_tokens"]].fillna(-1).astype("int64")
-    lengths = list_lengths(batch["input_ids"])
-    bad = row_sums(flat_values(batch["input_ids"]) < 0, row_starts(lengths))
-    return rows.assign(ids_len=lengths, ids_bad=bad, **mask_facts(batch["loss_mask"]))
-
-
 if __name__ == "__main__":
     begin_step(snakemake.log[0])
+    kwargs = template_arguments(
+        snakemake.params.chat_template_kwargs,
+        keep_reasoning=snakemake.params.history_reasoning == "preserve",
+    )
     audit_shard(
         generated=Path(snakemake.input.generated),
         tokenized=Path(snakemake.input.tokenized),
         prompts=Path(snakemake.input.prompts),
         evidence=Path(snakemake.output.evidence),
+        digest=Path(snakemake.output.digest),
         shard=snakemake.wildcards.shard,
         limits=snakemake.params.limits,
+        target=load_target(dict(load_manifest(Path(snakemake.input.model))), kwargs),
+        canary=Path(snakemake.input.canary) if snakemake.input.canary else None,
+        held_out=Path(snakemake.input.held_out) if snakemake.input.held_out else None,
     )

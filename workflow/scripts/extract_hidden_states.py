@@ -13,9 +13,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from rebuild.approval import check_approval
 from rebuild.devices import Device, Setting, select_devices
 from rebuild.errors import StepError
-from rebuild.files import read_json, sha256_file, sha256_json
+from rebuild.files import sha256_file, sha256_json
 from rebuild.layers import choose_layers
 from rebuild.lease import lease_devices
 from rebuild.model import ensure_model, load_manifest
@@ -104,21 +105,6 @@ def check_model(tokenized: Path, content_sha256: str) -> None:
             seen=f"answers of a model of content {answered_by[:12]}",
             remedy="stage the model that answered, or generate again under a new run name",
         )
-
-
-def check_approval(tokenized: Path, approved: Path) -> str:
-    """Return the SHA-256 of `tokenized`; stop unless it is the very file that the audit approved."""
-    present = sha256_file(tokenized)
-    judged = read_json(approved)["tokenized_sha256"]
-    if present != judged:
-        raise StepError(
-            "these samples are not the ones that were approved",
-            where=str(tokenized),
-            expected=f"the file with SHA-256 {judged[:12]}, as {approved} says",
-            seen=f"a file with SHA-256 {present[:12]}",
-            remedy=f"have them audited: rm {approved}",
-        )
-    return present
 
 
 def forward_dtype(setting: str, available: Sequence[Device]) -> str:

@@ -1,6 +1,7 @@
 """Answer the prompts of one shard on an SGLang server of this job's own."""
 
 import asyncio
+import functools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from rebuild.server import start_server
 from rebuild.serving import AnyServer, ServingOptions, Timing, answer_shard
 from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
+from rebuild.text_answers import text_outcome
 
 
 def generate_shard(
@@ -41,6 +43,7 @@ def generate_shard(
     server_logs: Path,
     stand_in: Path,
     fingerprint: str,
+    allow_template: bool = False,
 ) -> None:
     """Write the generated table of one shard; what an earlier attempt finished is kept and not asked again.
 
@@ -65,7 +68,8 @@ def generate_shard(
         else:
             with PartialLog(folder / "answers.jsonl") as log:
                 say_what_is_kept(log)
-                asker = make_asker(model, server, sampling, generate)
+                without_ids = bool(server["external"]) and allow_template
+                asker = make_asker(model, server, sampling, generate, without_ids=without_ids)
                 shard = ShardGeneration(prompts, log, asker)
                 options = ServingOptions(
                     ready_s=server["ready_s"],
@@ -89,15 +93,23 @@ def generate_shard(
 
 
 def make_asker(
-    model: Model, server: dict[str, Any], sampling: dict[str, Any], generate: dict[str, Any]
+    model: Model,
+    server: dict[str, Any],
+    sampling: dict[str, Any],
+    generate: dict[str, Any],
+    *,
+    without_ids: bool = False,
 ) -> Asker:
-    """Return what puts generations to a server of this model."""
+    """Return what puts generations to a server of this model; `without_ids` takes answers that come as text alone."""
     tokenizer = load_tokenizer(Path(model["path"]), model["trust_remote_code"])
+    think_end = token_id(tokenizer, THINK_END)
+    judge_texts = functools.partial(text_outcome, thinks=think_end is not None)
     judge = Judge(
         tokenizer,
         stop_ids(tokenizer, model["eos_token_ids"]),
         token_id(tokenizer, THINK_START),
-        token_id(tokenizer, THINK_END),
+        think_end,
+        judge_texts if without_ids else None,
     )
     context = server["flags"].get("context-length") or model["context_length"]
     asker = Asker(
@@ -197,4 +209,5 @@ if __name__ == "__main__":
         server_logs=Path(snakemake.params.server_logs),
         stand_in=Path(snakemake.params.stand_in),
         fingerprint=snakemake.params.fingerprint,
+        allow_template=snakemake.params.allow_template,
     )

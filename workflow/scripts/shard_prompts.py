@@ -2,19 +2,21 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from rebuild.canary import HOW, Portion, Strata, choose_canary
 from rebuild.errors import StepError
 from rebuild.files import write_json
 from rebuild.progress import Progress
 from rebuild.prompt_refusal import REASONS, Refusal
 from rebuild.prompt_rows import SourceRow, read_rows
 from rebuild.prompt_sources import check_unchanged, source_identity
-from rebuild.prompt_spill import Spill, assign_rows
+from rebuild.prompt_spill import Spill, assign_rows, check_enough, rows_without
 from rebuild.prompts import (
     MAX_CHARS,
     Prompt,
@@ -24,6 +26,7 @@ from rebuild.prompts import (
     given_id,
     to_prompt,
 )
+from rebuild.shards import CANARY
 from rebuild.step import begin_step, say
 from rebuild.tables import PROMPTS, REJECTED, ROW_GROUP, SCHEMA_VERSION, TableWriter
 
@@ -34,7 +37,7 @@ EXAMPLES = 3  # of each reason, in the error
 
 @dataclass
 class Intake:
-    """What has been read so far: counts, the first examples of each reason, digests of ids and conversations."""
+    """What has been read so far: counts, examples of each reason, digests of ids and conversations, and their strata."""
 
     rows: int = 0
     accepted: int = 0
@@ -42,6 +45,7 @@ class Intake:
     examples: dict[str, list[str]] = field(default_factory=dict)
     ids: set[bytes] = field(default_factory=set)
     conversations: set[bytes] = field(default_factory=set)
+    strata: Strata = field(default_factory=Strata)
 
 
 def shard_prompts(
@@ -49,6 +53,7 @@ def shard_prompts(
     out_dir: Path,
     shards: list[str],
     *,
+    canary: int,
     assign: str,
     max_rejected: float,
     limit: int | None,
@@ -58,11 +63,12 @@ def shard_prompts(
     """Write the prompts of `source` to `out_dir/<shard>.parquet`, with `rejected.parquet` and `manifest.json`.
 
     Every row is accepted or rejected with a reason (`rebuild.prompts.REASONS`); `limit` ends the
-    reading after that many accepted ones. The manifest is written last.
+    reading after that many accepted ones. `canary` of the accepted ones (0 is none) make up the shard
+    of that name, and what they leave is dealt out to `shards`. The manifest is written last.
 
     Raises:
         StepError: more than `max_rejected` of the rows were refused (a fraction), or fewer were
-            accepted than there are shards.
+            accepted than the canary and one for each shard.
     """
     identity = source_identity(source)
     facts = {"fingerprint": fingerprint}
@@ -71,9 +77,11 @@ def shard_prompts(
             intake = _take_in(source, spill, rejected, limit, max_chars)
         check_unchanged(source, identity)
         _check_rejected(intake, source, max_rejected)
-        parts = assign_rows(len(spill), len(shards), assign)
+        check_enough(len(spill), len(shards), canary)
+        portions = choose_canary(intake.strata, canary)
+        parts = _deal(len(spill), shards, assign, portions)
         (out_dir / "manifest.json").unlink(missing_ok=True)
-        written = _write_shards(spill, out_dir, dict(zip(shards, parts, strict=True)), facts)
+        written = _write_shards(spill, out_dir, parts, facts)
     _check_balance(intake, sum(shard["prompts"] for shard in written.values()), rejected.rows)
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -84,6 +92,7 @@ def shard_prompts(
         "rejected": intake.reasons.total(),
         "rejected_reasons": dict(sorted(intake.reasons.items())),
         "assign": assign,
+        "canary": _in_manifest(portions),
         "shards": written,
     }
     write_json(out_dir / "manifest.json", manifest)
@@ -106,6 +115,7 @@ def _take_in(
             rejected.write([_reject(row, prompt_id, refusal, intake)])
         else:
             spill.append(canonical(prompt))
+            intake.strata.add(prompt)
             intake.accepted += 1
         if intake.rows % 100_000 == 0:
             say(f"{intake.rows} rows read, {intake.accepted} accepted")
@@ -172,8 +182,30 @@ def _check_rejected(intake: Intake, source: Path, max_rejected: float) -> None:
     )
 
 
+def _deal(
+    count: int, shards: list[str], assign: str, portions: dict[str, Portion]
+) -> dict[str, Sequence[int]]:
+    """Return the row numbers of every shard: the canary's in order, and those that it leaves."""
+    taken = sorted(number for portion in portions.values() for number in portion.chosen)
+    parts = assign_rows(rows_without(count, taken), len(shards), assign)
+    numbered = dict(zip(shards, parts, strict=True))
+    return {CANARY: taken, **numbered} if taken else numbered
+
+
+def _in_manifest(portions: dict[str, Portion]) -> dict[str, Any] | None:
+    """Return what the manifest says of the canary: how many prompts, how they were chosen, and how many of each source."""
+    if not portions:
+        return None
+    sources = {
+        name: {"prompts": len(portion.chosen), "of": portion.of}
+        for name, portion in portions.items()
+    }
+    count = sum(source["prompts"] for source in sources.values())
+    return {"prompts": count, "chosen": HOW, "sources": sources}
+
+
 def _write_shards(
-    spill: Spill, out_dir: Path, parts: dict[str, range], facts: dict[str, str]
+    spill: Spill, out_dir: Path, parts: dict[str, Sequence[int]], facts: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Write one file for each shard and return what the manifest says of it."""
     progress = Progress(len(spill), "prompts written")
@@ -185,7 +217,9 @@ def _write_shards(
     return written
 
 
-def _write_shard(spill: Spill, path: Path, numbers: range, facts: dict[str, str]) -> dict[str, Any]:
+def _write_shard(
+    spill: Spill, path: Path, numbers: Sequence[int], facts: dict[str, str]
+) -> dict[str, Any]:
     """Write the records `numbers` as one file; the spilled bytes are what `content_hash` hashes."""
     digest = hashlib.sha256()
     turns = 0
@@ -223,6 +257,7 @@ if __name__ == "__main__":
         source=Path(snakemake.input.source),
         out_dir=Path(snakemake.output.manifest).parent,
         shards=list(snakemake.params.shards),
+        canary=snakemake.params.canary,
         assign=snakemake.params.assign,
         max_rejected=snakemake.params.max_rejected,
         limit=snakemake.params.limit,

@@ -1,9 +1,11 @@
 """Turn the recorded answers of one shard into training rows: token ids and loss mask.
 
-Not a tokenizer: the ids are those that the engine was given and sampled. Nothing is rendered again.
+Not a tokenizer: the ids are those that the engine was given and sampled, and nothing is rendered again. Only answers that
+came without ids are, where the configuration allows it.
 """
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,11 @@ from rebuild.files import forget_partial
 from rebuild.masks import join_ids, list_lengths
 from rebuild.step import begin_step, say
 from rebuild.tables import TOKENIZED, TableWriter, open_parquet, read_metadata
+from rebuild.text_rows import ANSWERED, TEXTS, UNSTABLE, TextRows, with_origin
 
 COPIED = ["sample_id", "prompt_id", "turn", "source", "finish_reason"]
 COLUMNS = [*COPIED, "prompt_token_ids", "response_token_ids", "status", "completion_tokens"]
-ANSWERED = ("ok", "tool_calls", "truncated")
-UNANSWERED = {"error": "status_error", "skipped": "status_skipped"}
+UNANSWERED = {"error": "status_error", "skipped": "status_skipped", UNSTABLE: UNSTABLE}
 REASONS = (*UNANSWERED.values(), "truncated", "too_few_loss_tokens", "too_long")
 
 
@@ -33,14 +35,16 @@ def tokenize_shard(
     min_loss_tokens: int,
     truncated: str,
     fingerprint: str,
+    texts: TextRows | None = None,
     batch_rows: int = 256,
 ) -> None:
     """Write a row of `tables.TOKENIZED` for every answer in `generated` that can be trained on.
 
     Rows longer than `max_length` tokens are cut on the right. Rows left with fewer than
     `min_loss_tokens` supervised tokens are dropped, and so are truncated answers if `truncated` is
-    "drop"; the file's metadata says under `counts` how many went, by reason. `batch_rows` rows are
-    in memory at a time.
+    "drop"; the file's metadata says under `counts` how many went, by reason. Answers without token
+    ids get them from `texts`, and its account of them is in the metadata under `template`; None
+    allows no such answer. `batch_rows` rows are in memory at a time.
 
     Raises:
         StepError: an answer without token ids, an unknown status, or rows that do not add up.
@@ -56,7 +60,9 @@ def tokenize_shard(
     file = open_parquet(generated)
     seen: Counter[str] = Counter()
     with TableWriter(tokenized, TOKENIZED, facts) as writer:
-        for batch in file.iter_batches(batch_size=batch_rows, columns=COLUMNS):
+        columns = COLUMNS + (TEXTS if texts else [])
+        for batch in file.iter_batches(batch_size=batch_rows, columns=columns):
+            batch = texts.fill(batch) if texts else with_origin(batch)
             check_ids(batch, generated)
             fates = row_fates(batch, max_length, min_loss_tokens, truncated)
             seen.update(fates.tolist())
@@ -65,6 +71,9 @@ def tokenize_shard(
             writer.write_table(rows)
         counts = balanced_counts(file.metadata.num_rows, seen, generated)
         writer.metadata["counts"] = json.dumps(counts)
+        if texts:
+            writer.metadata["template"] = json.dumps(texts.facts(), ensure_ascii=False)
+            texts.report()
     say(f"{tokenized}: {counts}")
 
 
@@ -90,11 +99,11 @@ def check_ids(batch: Any, generated: Path) -> None:
             f"sample {sample} has {'an unknown status' if unknown[row] else 'no token ids'}",
             where=str(generated),
             expected=f"prompt_token_ids and response_token_ids where status is one of {', '.join(ANSWERED)}; "
-            f"otherwise status {' or '.join(UNANSWERED)}",
+            "otherwise status error or skipped",
             seen=f"status {seen!r}, {list_lengths(batch['prompt_token_ids'])[row]} prompt ids, "
             f"{list_lengths(batch['response_token_ids'])[row]} response ids",
             remedy="the server must return ids (return_token_ids): look at its log, remove this file "
-            f"and generate the shard again: rm {generated}",
+            f"and generate the shard again: rm {generated}; or, where it cannot, set tokenize.allow_template: true",
         )
 
 
@@ -121,12 +130,11 @@ def training_rows(batch: Any, max_length: int | None) -> Any:
     input_ids, loss_mask = join_ids(prompts, responses, max_length)
     lengths = list_lengths(input_ids)
     supervised = lengths - np.minimum(list_lengths(prompts), lengths)
-    columns = {name: batch[name] for name in COPIED} | {
+    columns = {name: batch[name] for name in [*COPIED, "mask_origin"]} | {
         "input_ids": input_ids,
         "loss_mask": loss_mask,
         "seq_len": pa.array(lengths, type=pa.int32()),
         "loss_tokens": pa.array(supervised, type=pa.int32()),
-        "mask_origin": pa.repeat(pa.scalar("engine"), len(batch)),
     }
     return pa.table([columns[name] for name in TOKENIZED.names], schema=TOKENIZED)
 
@@ -152,6 +160,7 @@ def balanced_counts(rows: int, seen: Counter[str], generated: Path) -> dict[str,
 
 if __name__ == "__main__":
     begin_step(snakemake.log[0])
+    os.environ["RAYON_NUM_THREADS"] = str(snakemake.threads)  # tokenizers would take all cores
     tokenize_shard(
         generated=Path(snakemake.input.generated),
         tokenized=Path(snakemake.output.tokenized),
@@ -159,5 +168,12 @@ if __name__ == "__main__":
         min_loss_tokens=snakemake.params.min_loss_tokens,
         truncated=snakemake.params.truncated,
         fingerprint=snakemake.params.fingerprint,
+        texts=TextRows(
+            Path(snakemake.input.model),
+            snakemake.params.chat_template_kwargs,
+            keep_reasoning=snakemake.params.history_reasoning == "preserve",
+        )
+        if snakemake.params.allow_template
+        else None,
     )
     forget_partial(Path(snakemake.params.answered))

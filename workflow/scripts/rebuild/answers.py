@@ -44,12 +44,13 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Judge:
-    """What is known of the model that a reply is held against."""
+    """What is known of the model that a reply is held against; `without_ids` judges one without ids, None refuses it."""
 
     tokenizer: Any
     stop_ids: frozenset[int]
     think_start_id: int | None
     think_end_id: int | None
+    without_ids: Callable[[Row, Rendered], Row] | None = None
 
     def outcome(
         self, reply: dict[str, Any], rendered: Rendered, render_again: Callable[[], list[int]]
@@ -59,6 +60,8 @@ class Judge:
             fields = reply_fields(reply)
         except (KeyError, IndexError, TypeError) as error:
             return failed(f"malformed_reply: {type(error).__name__}: {error}")
+        if self.without_ids and not fields["prompt_token_ids"] + fields["response_token_ids"]:
+            return fields | self.without_ids(fields, rendered)
         said = self.decode(said_ids(fields))
         fault = self.fault(fields, said, rendered, render_again)
         if fault:

@@ -8,12 +8,17 @@ from typing import Any
 import aiohttp
 
 from rebuild.answers import Judge, Rendered, failed, rendered_prompt
-from rebuild.chat import UnrenderableError, render_prompt, to_chat_messages
+from rebuild.chat import (
+    PRESERVE,
+    UnrenderableError,
+    render_prompt,
+    template_arguments,
+    to_chat_messages,
+)
 from rebuild.client import Endpoint, RequestFailed, ask, elapsed_since
 from rebuild.conversation import Conversation
 from rebuild.errors import StepError
 
-PRESERVE = "preserve_thinking"  # Qwen3.6's name for keeping past thoughts in the history
 PROBE = "a thought of long ago"
 MESSAGE_KEYS = ["content", "reasoning_content", "tool_calls", "tool_call_id", "name"]
 MARGIN = 1  # tokens of the context that stay free
@@ -37,8 +42,8 @@ class Asker:
     @property
     def template_kwargs(self) -> dict[str, Any]:
         """The chat template's arguments, for our own rendering and the server's."""
-        kept = {PRESERVE: True} if self.keep_reasoning else {}
-        return {**self.sampling["chat_template_kwargs"], **kept}
+        given: dict[str, Any] = self.sampling["chat_template_kwargs"]
+        return template_arguments(given, keep_reasoning=self.keep_reasoning)
 
     def check_history(self) -> None:
         """Stop if the chat template treats the thoughts of earlier answers otherwise than configured.

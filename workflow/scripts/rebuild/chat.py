@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from rebuild.errors import StepError
 from rebuild.tool_types import standardize_types
@@ -23,6 +22,7 @@ FUNCTION_KEYS = ("description", "name", "parameters")
 MARKERS_THAT_STOP = ("<|eom_id|>", "<|content_model_end_sampling|>", "<|ifm|im_end|>")
 THINK_END = "</think>"
 THINK_START = "<think>"
+PRESERVE = "preserve_thinking"  # Qwen3.6's name for keeping past thoughts in the history
 
 
 class UnrenderableError(ValueError):
@@ -35,6 +35,8 @@ def load_tokenizer(model_path: Path, trust_remote_code: bool) -> Any:
     Raises:
         StepError: it cannot be loaded without code from the model, is not there, or has no chat template.
     """
+    from transformers import AutoTokenizer  # half a gigabyte, only for those who load one
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             model_path, trust_remote_code=trust_remote_code, local_files_only=True
@@ -107,18 +109,35 @@ def render_prompt(
     """
     if not messages or messages[-1]["role"] == "assistant":
         raise UnrenderableError("a prompt must end with a message that the model is to answer")
+    how = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
+    ids = apply_template(tokenizer, messages, tools, template_kwargs | how)
+    return [int(token) for token in ids]
+
+
+def apply_template(
+    tokenizer: Any,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    arguments: dict[str, Any],
+) -> Any:
+    """Return what the chat template makes of a conversation, `arguments` saying whether text or ids.
+
+    Raises:
+        UnrenderableError: the template refuses the conversation, or the server would.
+    """
     try:
-        ids = tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             [template_message(message) for message in messages],
             tools=[template_tool(tool) for tool in tools] if tools else None,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **template_kwargs,
+            **arguments,
         )
     except (TemplateError, TypeError, KeyError) as error:
         raise UnrenderableError(f"{type(error).__name__}: {error}") from error
-    return [int(token) for token in ids]
+
+
+def template_arguments(given: dict[str, Any], *, keep_reasoning: bool) -> dict[str, Any]:
+    """Return the chat template's arguments: those given, and the one that keeps the thoughts of earlier answers."""
+    return given | ({PRESERVE: True} if keep_reasoning else {})
 
 
 def template_message(message: Message) -> Message:

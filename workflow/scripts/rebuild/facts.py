@@ -1,35 +1,36 @@
 """The facts that the audit judges: one short record per row, without ids and full texts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
+from rebuild.near_duplicates import Sketches
+
 HANDFUL = 12  # tokens; an empty think block, "OK." and the stop token are 7
 ANSWERED = ("ok", "truncated", "tool_calls")
 STATUSES = (*ANSWERED, "skipped", "error")
-QUANTILES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
 class Facts:
     """What is known of a set of rows.
 
-    `prompts` maps each prompt, in order, to its number of user turns. `answers` has one row per
-    generated row: sample_id, prompt_id, source, status, finish_reason, error, prompt_tokens and
-    completion_tokens (-1 if not reported), user_turn (the one it answers, from 1), kind (see
-    `answer_kind`), excerpt. `samples` has one row per tokenized row: sample_id, finish_reason,
-    mask_origin, seq_len, loss_tokens, ids_len, ids_bad (negative ones) and the columns of
-    `masks.mask_facts`. `counts` is what tokenizing wrote down: rows in, out, and dropped by reason.
-    `origins` are pairs that must be equal: what a file says it was made from, and what that is.
+    `prompts` maps each prompt, in order, to its number of user turns, and `sketches` are of what they ask, in the same
+    order (`near_duplicates`). `answers` has one row per generated row (`answer_facts`), `samples` one per training row
+    (`sample_facts`). `counts` is what tokenizing wrote down: rows in, out, and dropped by reason. `origins` are pairs
+    that must be equal: what a file says it was made from, and what that is. `stop_ids` end an answer. What a data set
+    from elsewhere does not have is empty, None, or lacks its columns; the checks that need it are then not judged.
     """
 
-    prompts: dict[str, int]
-    answers: pd.DataFrame
     samples: pd.DataFrame
-    counts: dict[str, Any]
-    origins: dict[str, tuple[str, str]]
-    max_length: int | None
+    answers: pd.DataFrame = field(default_factory=pd.DataFrame)
+    prompts: dict[str, int] = field(default_factory=dict)
+    sketches: Sketches | None = None
+    counts: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, tuple[str, str]] = field(default_factory=dict)
+    max_length: int | None = None
+    stop_ids: frozenset[int] | None = None
 
 
 def answered_rows(facts: Facts) -> pd.DataFrame:
@@ -73,43 +74,3 @@ def split_thought(reasoning: str | None, content: str | None) -> tuple[str | Non
     if head.lstrip().startswith("<think>"):
         return head.replace("<think>", "", 1), ""
     return reasoning, head
-
-
-def count_rows(facts: Facts) -> dict[str, Any]:
-    """Return how many prompts there are, and how many rows generated (in all and by status), tokenized and dropped."""
-    status = facts.answers["status"].value_counts()
-    return {
-        "prompts": len(facts.prompts),
-        "generated": len(facts.answers),
-        **{name: int(status.get(name, 0)) for name in STATUSES},
-        "tokenized": len(facts.samples),
-        "dropped": facts.counts.get("dropped", {}),
-    }
-
-
-def distribution(facts: Facts) -> dict[str, Any]:
-    """Return how the supervised tokens, finish reasons and sources are distributed."""
-    sums = facts.samples["mask_sum"]
-    return {
-        "mask_sum": {
-            "rows": len(sums),
-            "total": int(sums.sum()),
-            "quantiles": {f"{q:g}": float(sums.quantile(q)) for q in QUANTILES if len(sums)},
-            "most_frequent": most_frequent(sums, 10),
-        },
-        "finish_reason": tally(facts.answers["finish_reason"]),
-        "source": tally(facts.answers["source"]),
-    }
-
-
-def most_frequent(values: "pd.Series[int]", count: int) -> list[dict[str, int]]:
-    """Return the `count` most frequent values, each with its number of rows; ties by value."""
-    ranked = sorted(values.value_counts().items(), key=lambda item: (-item[1], item[0]))
-    return [{"value": int(str(value)), "rows": int(rows)} for value, rows in ranked[:count]]
-
-
-def tally(values: "pd.Series[str]") -> dict[str, int]:
-    """Return the number of rows of every value, by name; missing ones as "none"."""
-    return {
-        str(name): int(n) for name, n in values.fillna("none").value_counts().sort_index().items()
-    }

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -52,27 +53,44 @@ class Spill:
         return os.pread(self.file.fileno(), self.size(number), self.ends[number])
 
 
-def assign_rows(count: int, shards: int, assign: str) -> list[range]:
-    """Return the row numbers of each shard.
-
-    `interleave` deals them out (row i to shard i mod shards); `contiguous` cuts them into runs whose
-    lengths differ by one at most, so that no shard is empty.
+def check_enough(count: int, shards: int, canary: int) -> None:
+    """Stop where `count` prompts are too few for the canary and at least one in each shard.
 
     Raises:
-        StepError: fewer rows than shards, or an assignment of another name.
+        StepError: says how many are needed.
     """
-    if count < shards:
+    if count < canary + shards:
         raise StepError(
-            "there are fewer prompts than shards",
-            expected=f"at least {shards} accepted prompts, one for each shard",
+            "there are too few prompts for the shards",
+            expected=f"at least {canary + shards} accepted prompts: one for each of {shards} shards"
+            + (f", and {canary} for the canary" if canary else ""),
             seen=f"{count} accepted prompts",
-            remedy="lower `prompts.shards`, raise `prompts.limit`, or give more prompts",
+            remedy="lower `prompts.shards` or `plan.canary`, raise `prompts.limit`, or give more prompts",
         )
+
+
+def rows_without(count: int, taken: Sequence[int]) -> Sequence[int]:
+    """Return the row numbers below `count` that are not in `taken`, in order, 8 bytes each."""
+    if not taken:
+        return range(count)
+    gone = set(taken)
+    return array("Q", (number for number in range(count) if number not in gone))
+
+
+def assign_rows(rows: Sequence[int], shards: int, assign: str) -> list[Sequence[int]]:
+    """Return the row numbers of each shard.
+
+    `interleave` deals them out (the i-th to shard i mod shards); `contiguous` cuts them into runs whose
+    lengths differ by one at most. With at least as many rows as shards, no shard is empty.
+
+    Raises:
+        StepError: an assignment of another name.
+    """
     if assign == "interleave":
-        return [range(shard, count, shards) for shard in range(shards)]
+        return [rows[shard::shards] for shard in range(shards)]
     if assign == "contiguous":
-        cuts = [shard * count // shards for shard in range(shards + 1)]
-        return [range(start, end) for start, end in pairwise(cuts)]
+        cuts = [shard * len(rows) // shards for shard in range(shards + 1)]
+        return [rows[start:end] for start, end in pairwise(cuts)]
     raise StepError(
         "unknown way of assigning prompts to shards",
         expected="interleave or contiguous",

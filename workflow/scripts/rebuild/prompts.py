@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 
 from rebuild.prompt_messages import (
-    Message,
     conversation_entries,
     first_given,
     functions_json,
@@ -22,6 +21,7 @@ MAX_ID_CHARS = 200
 
 ID_COLUMNS = ("prompt_id", "id", "conversation_id", "question_id")
 FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+TEXTS = ("content", "tool_calls")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 Prompt = dict[str, Any]
@@ -62,7 +62,9 @@ def to_prompt(row: dict[str, Any], origin: str, max_chars: int = MAX_CHARS) -> P
     column, entries = conversation_entries(row)
     messages = kept_messages(entries)
     tools = functions_json(row.get("tools"), "tools")
-    _check_length(messages, tools, max_chars)
+    chars = count_chars({"messages": messages, "tools": tools})
+    if chars > max_chars:
+        raise Refusal("too_long", f"{chars} characters, the limit is {max_chars}")
     source = row.get("source") or origin
     named = isinstance(source, str)
     used = {column, "tools", first_given(row, ID_COLUMNS), "source" if named else None}
@@ -109,8 +111,7 @@ def count_user_turns(prompt: Prompt) -> int:
     return sum(message["role"] == "user" for message in prompt["messages"])
 
 
-def _check_length(messages: list[Message], tools: str | None, max_chars: int) -> None:
-    texts = [message.get(field) for message in messages for field in ("content", "tool_calls")]
-    chars = sum(len(text) for text in [*texts, tools] if text)
-    if chars > max_chars:
-        raise Refusal("too_long", f"{chars} characters, the limit is {max_chars}")
+def count_chars(prompt: Prompt) -> int:
+    """Return the characters of the prompt's messages, their tool calls, and its tools."""
+    texts = [message.get(field) for message in prompt["messages"] for field in TEXTS]
+    return sum(len(text) for text in [*texts, prompt["tools"]] if text)

@@ -13,7 +13,7 @@ SCHEMA_VERSION = "1"
 SEMANTICS = {"prompts": 1, "model": 1, "generate": 1, "tokenize": 1, "hidden_states": 1}
 
 SETTINGS = {
-    "prompts": ["prompts.shards", "prompts.assign", "prompts.limit"],
+    "prompts": ["prompts.shards", "prompts.assign", "prompts.limit", "plan.canary"],
     "model": ["model.source", "model.revision"],
     "generate": [
         "sampling",
@@ -22,7 +22,12 @@ SETTINGS = {
         "generate.history_reasoning",
         "generate.min_answer_tokens",
     ],
-    "tokenize": ["tokenize.max_length", "tokenize.min_loss_tokens", "generate.truncated"],
+    "tokenize": [
+        "tokenize.max_length",
+        "tokenize.min_loss_tokens",
+        "tokenize.allow_template",
+        "generate.truncated",
+    ],
     "hidden_states": ["hidden_states.layers", "hidden_states.dtype", "hidden_states.max_length"],
 }
 UPSTREAM = {
@@ -36,7 +41,7 @@ FOLDERS = {
     "prompts": ["prompts"],
     "model": ["model"],
     "generate": ["generated"],
-    "tokenize": ["tokenized", "audit"],
+    "tokenize": ["tokenized", "audit", "export"],
     "hidden_states": ["hidden_states"],
 }
 
@@ -70,6 +75,8 @@ def make_recipe(config: dict[str, Any]) -> Recipe:
     phases: dict[str, Any] = {}
     for phase, keys in SETTINGS.items():
         settings = {key: data_value(config, key) for key in keys}
+        if phase == "generate" and answers_without_ids(config):
+            settings["tokenize.allow_template"] = True
         identity = {
             "settings": settings,
             "semantics": SEMANTICS[phase],
@@ -81,6 +88,11 @@ def make_recipe(config: dict[str, Any]) -> Recipe:
             "fingerprint": sha256_json(identity),
         }
     return {"schema_version": SCHEMA_VERSION, "run": config["run"], "phases": phases}
+
+
+def answers_without_ids(config: dict[str, Any]) -> bool:
+    """Whether an answer without token ids is an answer: from servers of others only, ours always return them."""
+    return bool(config["server"]["external"] and config["tokenize"]["allow_template"])
 
 
 def data_value(config: dict[str, Any], key: str) -> Any:

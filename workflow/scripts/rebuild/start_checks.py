@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from rebuild.errors import StepError
+from rebuild.shards import CANARY
+
+WHOLE_RUN = "run"  # where a waiver is not for one shard
 
 
 def check_start(config: dict[str, Any], shards: list[str], gpus: int, results: Path) -> None:
-    """Stop a start that must fail later: no prompts, waivers for no shard, servers that need more devices than there are.
+    """Stop a start that must fail later: no or too few prompts, waivers for no shard, too few devices for a server.
 
     `gpus` is the limit of --resources gpu (0 is none); `results` is the run's folder.
 
@@ -15,6 +18,7 @@ def check_start(config: dict[str, Any], shards: list[str], gpus: int, results: P
         StepError: names the key and what is wrong with it.
     """
     check_prompts(config["prompts"]["path"], results / "prompts" / "manifest.json")
+    check_limit(config["prompts"]["limit"], config["prompts"]["shards"], config["plan"]["canary"])
     check_waivers(config["audit"]["accept"], shards)
     server = config["server"]
     if not server["external"] and 0 < gpus < server["tensor_parallel"]:
@@ -44,18 +48,43 @@ def check_prompts(path: str, manifest: Path) -> None:
     )
 
 
+def check_limit(limit: int | None, shards: int, canary: int) -> None:
+    """Stop if so few prompts are to be used that the canary and the shards cannot all have some.
+
+    Raises:
+        StepError: says how many are needed.
+    """
+    if limit is not None and limit < canary + shards:
+        raise StepError(
+            "prompts.limit leaves too few prompts for the shards",
+            where="prompts.limit",
+            expected=f"at least {canary + shards}: {canary} for plan.canary, and one for each of {shards} shards",
+            seen=str(limit),
+            remedy="raise prompts.limit, or lower plan.canary or prompts.shards",
+        )
+
+
 def check_waivers(accept: dict[str, str], shards: list[str]) -> None:
     """Stop if a waiver is for a shard that the run does not have: a slip that would leave the real one failing.
+
+    The whole run, which is judged as well, goes by the name `run`.
 
     Raises:
         StepError: names the waivers.
     """
-    unknown = sorted(set(accept) - set(shards))
+    unknown = sorted(set(accept) - {*shards, WHOLE_RUN})
     if unknown:
         raise StepError(
             "a waiver is for no shard of this run",
             where="audit.accept",
-            expected=f"shards from {shards[0]!r} to {shards[-1]!r}, as five digits in quotes",
+            expected=f"{named(shards)}, or {WHOLE_RUN!r} for the run as a whole",
             seen=", ".join(map(repr, unknown)),
             remedy="correct the shard's name",
         )
+
+
+def named(shards: list[str]) -> str:
+    """Return in words what the shards of a run are called."""
+    numbered = [shard for shard in shards if shard != CANARY]
+    digits = f"shards from {numbered[0]!r} to {numbered[-1]!r}, as five digits in quotes"
+    return f"{CANARY!r}, {digits}" if CANARY in shards else digits

@@ -15,6 +15,7 @@ from types import FrameType, TracebackType
 from rebuild.errors import StepError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+terminal: int | None = None  # where this process wrote before its output went to the log
 DRIVER_PID = "REBUILD_DRIVER_PID"  # environment variable that the Snakefile sets for its jobs
 
 
@@ -25,6 +26,8 @@ def begin_step(log: str) -> None:
     exception leaves its traceback in the log, a `StepError` last of all in its own words.
     """
     Path(log).parent.mkdir(parents=True, exist_ok=True)
+    global terminal
+    terminal = os.dup(2)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -96,6 +99,13 @@ def report_exception(
         lines[-1] = f"\nSTOPPED: {error.describe()}\n"
     sys.stderr.writelines(lines)
     sys.stderr.flush()
+
+
+def show(text: str) -> None:
+    """Write text where the driver writes, and to the log."""
+    print(text, flush=True)
+    if terminal is not None:
+        os.write(terminal, f"{text}\n".encode())
 
 
 def say(message: str) -> None:

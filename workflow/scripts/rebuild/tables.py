@@ -186,7 +186,8 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         StepError: the file is missing, cut short or not Parquet.
     """
     try:
-        return pq.ParquetFile(path)
+        # Buffered ahead, every byte that was read stays in memory until the file is closed.
+        return pq.ParquetFile(path, pre_buffer=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise StepError(
             f"cannot read the Parquet file {path}",

@@ -2,38 +2,97 @@
 
 import difflib
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from rebuild.chance import allowed_count
-from rebuild.checks import CHECKS, Check, Finding
-from rebuild.errors import StepError
-from rebuild.facts import Facts, count_rows, distribution
+import pyarrow as pa
 
-SCHEMA_VERSION = "1"
-UNITS = {"rows": "rows", "share": "share of rows", "median": "tokens, at least"}
+from rebuild.chance import allowed_count
+from rebuild.checks import CHECKS, Check, Finding, add_findings
+from rebuild.digest import DIGEST, make_digest
+from rebuild.distribution import count_rows, distribution
+from rebuild.errors import StepError
+from rebuild.facts import Facts
+from rebuild.set_checks import SET_CHECKS, SetCheck
+
+SCHEMA_VERSION = "2"
+UNITS = {
+    "rows": "rows",
+    "share": "share of rows",
+    "median": "tokens, at least",
+    "distance": "difference of shares",
+}
 
 Judgement = dict[str, Any]
 
 
-def judge(facts: Facts, limits: dict[str, float]) -> dict[str, Any]:
-    """Return verdict, row counts, checks and distributions of `facts`, ready to be written as JSON.
+@dataclass
+class Found:
+    """What is found in a set, part by part: findings of the checks of rows, and digests for those of the whole set.
 
-    `limits` replaces the default limit of the checks that it names.
+    `excused` maps checks of the whole set to the numbers of the parts that they leave out.
+    """
+
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    digests: list[pa.Table] = field(default_factory=list)
+    prompts: int = 0
+    counts: dict[str, Any] = field(default_factory=dict)
+    excused: dict[str, set[int]] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> pa.Table:
+        """The digest of all parts."""
+        return self.digest_without(set())
+
+    def digest_without(self, parts: set[int]) -> pa.Table:
+        """Return the digest of all parts but these."""
+        kept = [digest for part, digest in enumerate(self.digests) if part not in parts]
+        empty = DIGEST.empty_table()
+        return pa.concat_tables([empty, *kept]).unify_dictionaries().combine_chunks()
+
+
+def look_at(parts: Iterable[Facts]) -> Found:
+    """Return what the checks of rows find in the parts of a set, one part in memory at a time."""
+    found = Found()
+    for facts in parts:
+        for check in CHECKS:
+            finding = check.find(facts)
+            if finding is not None:
+                found.findings.setdefault(check.name, []).append(finding)
+        found.digests.append(make_digest(facts))
+        found.prompts += len(facts.prompts)
+        found.counts |= facts.counts
+    return found
+
+
+def judge(
+    found: Found, limits: dict[str, float], reference: pa.Table | None = None
+) -> dict[str, Any]:
+    """Return verdict, row counts, checks and distributions, ready to be written as JSON.
+
+    `limits` replaces the default limit of the checks that it names; `reference` is the canary's digest.
 
     Raises:
         StepError: `limits` names a check that does not exist.
     """
     check_limits(limits)
+    digest = found.digest
+    sums = {name: add_findings(parts) for name, parts in found.findings.items()}
+    judged = {name: found.digest_without(parts) for name, parts in found.excused.items()}
     checks = [
-        apply_limit(check, check.find(facts), limits.get(check.name, check.default))
-        for check in CHECKS
+        *(apply_limit(check, sums.get(check.name), limits) for check in CHECKS),
+        *(
+            apply_limit(check, check.find(judged.get(check.name, digest), reference), limits)
+            for check in SET_CHECKS
+        ),
     ]
     failed = any(check["verdict"] == "fail" for check in checks)
     return {
         "verdict": "fail" if failed else "pass",
-        "rows": count_rows(facts),
+        "rows": count_rows(digest, found.prompts, found.counts),
         "checks": checks,
-        "distribution": distribution(facts),
+        "distribution": distribution(digest),
     }
 
 
@@ -43,7 +102,7 @@ def check_limits(limits: dict[str, float]) -> None:
     Raises:
         StepError: names the nearest check.
     """
-    names = [check.name for check in CHECKS]
+    names = [check.name for check in (*CHECKS, *SET_CHECKS)]
     for name in limits:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
@@ -54,36 +113,58 @@ def check_limits(limits: dict[str, float]) -> None:
             )
 
 
-def apply_limit(check: Check, finding: Finding, limit: float) -> Judgement:
-    """Return the judgement of one check.
+def apply_limit(
+    check: Check | SetCheck, finding: Finding | None, limits: dict[str, float]
+) -> Judgement:
+    """Return the judgement of one check; without a finding it is not judged.
 
     A share fails when more rows are affected than chance explains at the limit
-    (`chance.allowed_count`), a median when even its upper bound is below the limit, so that small
+    (`chance.allowed_count`), a median or a distance when even its bound is beyond the limit, so that small
     shards are not condemned by noise; `rows` has no such allowance.
     """
-    if check.kind == "median":
-        value, allowed, failed = finding.value, None, finding.bound < limit
-        severity = limit / max(value, 1e-9)
-    else:
-        share = finding.count / finding.of if finding.of else math.nan
-        value = finding.count if check.kind == "rows" else share
-        allowed = math.floor(limit) if check.kind == "rows" else allowed_count(limit, finding.of)
-        failed = finding.count > allowed
-        severity = value / limit if limit > 0 else float(finding.count)
-    return {
+    limit = limits.get(check.name, check.default)
+    judgement: Judgement = {
         "name": check.name,
-        "verdict": "fail" if failed else "pass",
-        "value": None if math.isnan(value) else round(value, 6),
+        "verdict": "not judged",
+        "value": None,
         "limit": limit,
         "unit": UNITS[check.kind],
+        "severity": 0.0,
+        "count": 0,
+        "of": 0,
+        "allowed": None,
+        "what": "",
+        "seen": "the data lack what this check needs",
+        "why": check.why,
+        "evidence": [],
+    }
+    if finding is None:
+        return judgement
+    value, allowed, failed, severity = measure(check.kind, finding, limit)
+    return judgement | {
+        "verdict": "fail" if failed else "pass",
+        "value": None if math.isnan(value) else round(value, 6),
         "severity": 0.0 if math.isnan(severity) else round(severity, 3),
         "count": finding.count,
         "of": finding.of,
         "allowed": allowed,
+        "what": finding.what,
         "seen": finding.seen,
-        "why": check.why,
         "evidence": [{"sample_id": sample, "seen": seen} for sample, seen in finding.cases],
     }
+
+
+def measure(kind: str, finding: Finding, limit: float) -> tuple[float, int | None, bool, float]:
+    """Return a finding's value, the count that its limit allows, whether it fails, and how many times over it is."""
+    if kind == "median":
+        return finding.value, None, finding.bound < limit, limit / max(finding.value, 1e-9)
+    if kind == "distance":
+        return finding.value, None, finding.bound > limit, finding.value / max(limit, 1e-9)
+    share = finding.count / finding.of if finding.of else math.nan
+    value = finding.count if kind == "rows" else share
+    allowed = math.floor(limit) if kind == "rows" else allowed_count(limit, finding.of)
+    severity = value / limit if limit > 0 else float(finding.count)
+    return value, allowed, finding.count > allowed, severity
 
 
 def worst_reasons(checks: list[Judgement], count: int = 3) -> list[Judgement]:
@@ -95,6 +176,20 @@ def worst_reasons(checks: list[Judgement], count: int = 3) -> list[Judgement]:
 def beyond_limit(checks: list[Judgement]) -> list[Judgement]:
     """Return the checks that pass although their value is beyond the limit, because chance explains it."""
     return [check for check in checks if check["verdict"] == "pass" and check["severity"] > 1]
+
+
+def verdict_lines(verdict: dict[str, Any]) -> list[str]:
+    """Return in words what failed, what passed only because chance explains it, and what could not be judged."""
+    checks = verdict["checks"]
+    lines = [in_words(check) for check in worst_reasons(checks, len(checks))]
+    lines += [
+        f"passes, since chance explains as much in so few rows, but watch it: {in_words(check)}"
+        for check in beyond_limit(checks)
+    ]
+    blind = [check["name"] for check in checks if check["verdict"] == "not judged"]
+    return lines + (
+        [f"not judged, the data lack what it takes: {', '.join(blind)}"] if blind else []
+    )
 
 
 def in_words(check: Judgement, examples: int = 3) -> str:
