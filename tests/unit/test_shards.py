@@ -35,4 +35,4 @@ def test_an_input_is_not_needed_where_it_is_missing_and_the_result_is_there(
     for name in there:
         (tmp_path / name).touch()
     path, result = str(tmp_path / "path"), str(tmp_path / "result")
-    assert needed(path, result) == ([path] if wanted else [])
+    assert needed(path, result) == (path if wanted else [])

@@ -15,13 +15,13 @@ def shard_names(config: dict[str, Any]) -> list[str]:
     return [CANARY, *numbered] if config["plan"]["canary"] else numbered
 
 
-def needed(path: str, result: str) -> list[str]:
-    """Return `path` as the one input of a job that makes `result`, or nothing if the result is there and the path is not.
+def needed(path: str, result: str) -> str | list[str]:
+    """Return `path` as the one input of a job that makes `result`, or none if the result is there and the path is not.
 
     Snakemake makes a job again when an input, even an ancient one, is missing and made anew by another job: a result
     that was paid for would be paid for twice.
     """
-    return [] if Path(result).exists() and not Path(path).exists() else [path]
+    return [] if Path(result).exists() and not Path(path).exists() else path
 
 
 def awaits_canary(shard: str, shards: list[str]) -> bool:
