@@ -136,3 +136,21 @@ def test_bins_that_neither_text_fills_say_nothing() -> None:
     assert is_near(one, other).tolist() == [True]  # 6 of 8
     other[0, 5] = 9
     assert is_near(one, other).tolist() == [False]
+
+
+def bands(*values: int) -> np.ndarray:
+    """Return a sketch whose four bands hold four times the same value each."""
+    return np.repeat(np.array(values, dtype=np.uint32), 4)
+
+
+def test_a_row_that_is_near_to_two_others_points_at_the_first_of_them() -> None:
+    sketches = np.stack([bands(1, 2, 3, 4), bands(9, 2, 3, 5), bands(1, 2, 3, 5)])
+    assert near_copies(sketches).tolist() == [-1, -1, 0]
+
+
+def test_a_sketch_of_which_less_than_half_is_filled_tells_nothing() -> None:
+    half = bands(1, 2, EMPTY, EMPTY)
+    less = half.copy()
+    less[7] = EMPTY
+    assert near_copies(np.stack([half, half])).tolist() == [-1, 0]
+    assert near_copies(np.stack([less, less])).tolist() == [-1, -1]

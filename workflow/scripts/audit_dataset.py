@@ -36,6 +36,7 @@ def audit_dataset(
     Raises:
         StepError: the verdict is fail (the three worst reasons, what to look at); or it cannot be read.
     """
+    evidence.unlink(missing_ok=True)  # an older one, should this data set not be readable
     known = describe_dataset(dataset)
     say(
         f"{dataset}: {known.format}, {known.rows if known.rows is not None else 'unknown number of'} rows"
