@@ -218,6 +218,15 @@ def test_a_call_out_of_an_open_thought_ends_the_thought(ask: Any, judge: Judge, 
     assert row["reasoning_tokens"] == len(tokenizer.encode("I look.\n"))
 
 
+def test_ahead_of_a_call_a_server_without_a_reasoning_parser_leaves_the_thought_in_the_text(
+    judge: Judge, ask: Callable[..., Case]
+):
+    served = ask(
+        f"So.\n</think>\n\nI look.\n\n{CALL}{END}", tools=[WEATHER], reasoning_parser=False
+    )
+    assert texts(served.judged(judge)) == ("tool_calls", "So.", "I look.")
+
+
 @pytest.mark.parametrize("cut", ["<tool_call>", "<tool_call>\n<func", CALL[:60]])
 def test_a_call_that_is_cut_is_a_truncated_answer_and_no_call(ask: Any, judge: Judge, cut: str):
     row = ask(f"So.\n</think>\n\nI look.\n\n{cut}", tools=[WEATHER]).judged(judge)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rebuild.chat import split_reasoning
+from rebuild.chat import THINK_END, split_reasoning
 
 Row = dict[str, Any]
 ANSWERED = {"stop": "ok", "length": "truncated", "tool_calls": "tool_calls"}
@@ -131,6 +131,9 @@ class Judge:
             status, content = "truncated", ""
         elif called:
             content = fields["content"] or ""
+            if parts.thought is not None and fields["reasoning"] is None:
+                # without a reasoning parser the server leaves the thought in the text
+                content = content.partition(THINK_END)[2]
         else:
             content = said if parts.thought is None else self.decode(parts.rest)
         if parts.thought is not None:
