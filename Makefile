@@ -8,7 +8,7 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 LOCKS := $(wildcard envs/$(KIND)/requirements*.txt)
 CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
-BENCHMARKS := measuring serving_rate client_ceiling startup_overlap
+BENCHMARKS := measuring serving_rate client_ceiling startup_overlap tokenize_rate audit_rate
 SERVERS := tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
 	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
@@ -51,7 +51,7 @@ check: dev ## formats, lints, types, and the tests of documentation and schema
 	@$(RUN) snakemake --lint
 	@$(RUN) python -m pytest -q tests/docs
 
-bench: dev .cache/bench-peers/installed ## measure speed against other clients and write benchmarks/RESULTS.md (about 30 minutes)
+bench: dev test-packages ## measure speed beside others' programs and write benchmarks/RESULTS.md (about 40 minutes)
 	@$(RUN) sh -ec 'for part in $(BENCHMARKS); do python benchmarks/$$part.py; done' > .cache/RESULTS.md
 	@mv .cache/RESULTS.md benchmarks/RESULTS.md
 

@@ -11,16 +11,13 @@ million rows in 120 s.
 """
 
 import argparse
-import json
 import os
-import random
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from measuring import demo_model, in_pairs, load, run_child, spread, verdict
+from measuring import Told, demo_model, in_pairs, load, run_job, spread, verdict
 from numpy.typing import NDArray
 
 from rebuild.masks import join_ids, list_lengths, row_starts
@@ -34,8 +31,6 @@ FILE_ROWS = 20_000
 VOCABULARY = 48_000  # of SmolLM2's 49,152
 BEFORE, AFTER, STOP = [1, 4093, 198], [2, 198, 1, 520, 9531, 198], 2  # its chat template's ids
 ANSWERS, QUESTIONS = (5.85, 0.6), (3.6, 0.8)  # log-normal: means of 415 and 50 tokens
-
-Told = dict[str, float]
 
 
 def write_rows(folder: Path, rows: int, seed: int = 0) -> Path:
@@ -108,9 +103,103 @@ def write_shard(folder: Path, rows: int, model: Path) -> Path:
     return write_data(folder, clean_data(smollm2(model), rows)).run
 
 
-def job(*arguments: object) -> Told:
-    """Run a job of `data_jobs.py` and return what it says."""
-    program = str(Path(__file__).with_name("data_jobs.py"))
-    cost = run_child([sys.executable, program, *map(str, arguments)])
-    told: Told = json.loads(cost.output.splitlines()[-1])
-    return told
+def look(rounds: int, files: list[Path], rows: int, *audit: object) -> list[tuple[Told, Told]]:
+    """Audit and read the same files, in pairs.
+
+    Raises:
+        RuntimeError: rows were lost, or clean ones condemned.
+    """
+    pairs = in_pairs(rounds, lambda: run_job(*audit), lambda: run_job("read", *files))
+    for judged, _ in pairs:
+        if (judged["rows"], judged["verdict"]) != (rows, "pass"):
+            raise RuntimeError(f"{rows} clean rows were to be judged: {judged}")
+    return pairs
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the Parquet files below a folder, but for what an audit wrote."""
+    return [file for file in sorted(folder.rglob("*.parquet")) if file.parent.name != "audit"]
+
+
+def line(title: str, pairs: list[tuple[Told, Told]]) -> str:
+    """Return a line of the table."""
+    judged, read = zip(*pairs, strict=True)
+    rows = judged[0]["rows"]
+    times = [mine["wall_s"] / other["wall_s"] for mine, other in pairs]
+    cells = [
+        f"{rows:,}",
+        spread([run["wall_s"] for run in judged], 1),
+        spread([rows / run["wall_s"] for run in judged], 0),
+        spread([1e6 * run["cpu_s"] / rows for run in judged], 0),
+        spread([run["peak_mb"] for run in judged], 0),
+        spread([run["wall_s"] for run in read], 2),
+        spread(times, 1),
+    ]
+    return f"| {' | '.join([title, *cells])} |"
+
+
+def goals(pairs: list[tuple[Told, Told]]) -> str:
+    """Return how the audit of the large set stands to its goals."""
+    peaks = [-run["peak_mb"] for run, _ in pairs]
+    seconds = [-1e6 * run["wall_s"] / run["rows"] for run, _ in pairs]
+    million = spread([-value for value in seconds], 0)
+    return (
+        f"Peak memory under {GOAL_MB:.0f} MB: {verdict(peaks, -GOAL_MB)}. "
+        f"A million rows take {million} s, goal {GOAL_S:.0f}: {verdict(seconds, -GOAL_S)}."
+    )
+
+
+def measure(
+    folder: Path,
+    rows: int,
+    decoded_rows: int,
+    shard_rows: int,
+    rounds: int,
+    threads: int,
+    model: Path,
+) -> str:
+    """Return the table of a measurement and what it says of the goals."""
+    evidence = folder / "evidence.json"
+    large = write_rows(folder / "large", rows)
+    whole = look(rounds, files(large), rows, "audit-set", large, evidence, threads)
+    decoded = write_rows(folder / "decoded", decoded_rows, seed=1)
+    texts = look(
+        rounds, files(decoded), decoded_rows, "audit-set", decoded, evidence, threads, model
+    )
+    run = write_shard(folder / "run", shard_rows, model)
+    shard = look(rounds, files(run), shard_rows, "audit-shard", run, model)
+    return "\n".join(
+        [
+            "| | rows | audit, s | rows/s | CPU µs a row | peak memory, MB | just reading, s | audit ÷ reading |",
+            "|---|---|---|---|---|---|---|---|",
+            line("`audit_dataset`, ids alone", whole),
+            line("`audit_dataset`, answers decoded", texts),
+            line("`audit_shard` with its model", shard),
+            "",
+            goals(whole),
+        ]
+    )
+
+
+def main() -> None:
+    """Print the section of RESULTS.md."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--decoded-rows", type=int, default=20_000)
+    parser.add_argument("--shard-rows", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--model", type=Path, help="a model's folder instead of the demo's")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        sizes = (given.rows, given.decoded_rows, given.shard_rows, given.rounds, given.threads)
+        lines = measure(Path(name), *sizes, demo_model(given.model))
+    print("\n## What the audit costs (`audit_rate.py`)\n")
+    print(f"{given.rounds} pairs, {given.threads} threads; load {load()} at the end.\n")
+    print(lines)
+
+
+if __name__ == "__main__":
+    main()

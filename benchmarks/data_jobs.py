@@ -48,12 +48,9 @@ def peak_mb() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def read_parquet(path: str) -> Told:
-    """Read all columns of one file or of all below a folder, a batch at a time, with pyarrow alone."""
+def read_parquet(*files: str) -> Told:
+    """Read all columns of Parquet files, a batch at a time, with pyarrow alone."""
     import pyarrow.parquet as pq
-
-    given = Path(path)
-    files = sorted(given.glob("*.parquet")) if given.is_dir() else [given]
 
     def work() -> Told:
         rows = 0
@@ -107,15 +104,14 @@ def judged(evidence: Path) -> Told:
     return {"rows": told["rows"]["tokenized"], "verdict": told["verdict"], "failed": failed}
 
 
-def tokenize(generated: str, tokenized: str, manifest: str = "") -> Told:
-    """Tokenize a generated shard; with a model's manifest, answers without ids get them by the chat template."""
-    from rebuild.tables import read_metadata
-    from rebuild.text_rows import TextRows
+def tokenize(generated: str, tokenized: str, model: str = "") -> Told:
+    """Tokenize a generated shard; with a model's folder, answers without ids get them by its chat template."""
+    import pandas  # noqa: F401  # pyarrow would import it with the first array that it makes
+
+    from rebuild.tables import iter_rows, read_metadata
     from tokenize_shard import tokenize_shard
 
-    texts = TextRows(Path(manifest), {}, keep_reasoning=False) if manifest else None
-    if texts:
-        texts.injected  # noqa: B018  # loads the tokenizer
+    texts = template_rows(Path(model)) if model else None
 
     def work() -> Told:
         tokenize_shard(
@@ -129,14 +125,18 @@ def tokenize(generated: str, tokenized: str, manifest: str = "") -> Told:
         )
         return {"rows": json.loads(read_metadata(Path(tokenized))["counts"])["out"]}
 
-    return measure(work) | sums(path_rows(Path(tokenized)))
+    return measure(work) | sums(iter_rows(Path(tokenized), ["input_ids", "loss_mask"]))
 
 
-def path_rows(tokenized: Path) -> Iterable[Told]:
-    """Yield ids and masks of a tokenized shard."""
-    from rebuild.tables import iter_rows
+def template_rows(model: Path) -> Any:
+    """Return what gives answers their ids by the chat template, its tokenizer loaded."""
+    from rebuild.chat import load_tokenizer
+    from rebuild.template_masks import make_template
+    from rebuild.text_rows import TextRows
 
-    return iter_rows(tokenized, ["input_ids", "loss_mask"])
+    texts = TextRows(model, {}, keep_reasoning=False)
+    texts.template = make_template(load_tokenizer(model, False), {})
+    return texts
 
 
 def specforge(conversations: str, folder: str, model: str) -> Told:
@@ -200,9 +200,7 @@ def speculators(conversations: str, folder: str, model: str, url: str) -> Told:
         return {"rows": len(made[0])}
 
     told = measure(work)
-    flat = (
-        {name: row[name].tolist() for name in ("input_ids", "loss_mask")} for row in made[0]
-    )
+    flat = ({name: row[name].tolist() for name in ("input_ids", "loss_mask")} for row in made[0])
     return told | sums(flat)
 
 

@@ -9,6 +9,7 @@ so that clients of either read the same bytes. Requests are not parsed beyond wh
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -114,10 +115,15 @@ class Answering(asyncio.Protocol):
 
 
 async def serve(model: str, port_file: Path) -> None:
-    """Serve on a free port, written to `port_file` once the server listens, until it is killed."""
+    """Serve until killed."""
     replies = canned_replies(AutoTokenizer.from_pretrained(model, local_files_only=True))
+    await serve_replies(lambda: Answering(replies), port_file)
+
+
+async def serve_replies(connect: Callable[[], asyncio.Protocol], port_file: Path) -> None:
+    """Serve on a free port, written to `port_file` once the server listens, until it is killed."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Answering(replies), "127.0.0.1", 0)
+    server = await loop.create_server(connect, "127.0.0.1", 0)
     temporary = port_file.with_suffix(".tmp")
     temporary.write_text(str(server.sockets[0].getsockname()[1]))
     temporary.replace(port_file)

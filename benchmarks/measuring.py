@@ -5,6 +5,7 @@
 Run as a program it prints the heading of RESULTS.md: machine, versions, date.
 """
 
+import json
 import os
 import platform
 import statistics
@@ -12,10 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow" / "scripts")]
@@ -32,6 +34,8 @@ GREEDY = {
     "repetition_penalty": 1.0,
     "chat_template_kwargs": {},
 }
+Told = dict[str, Any]
+
 PACKAGES = ["sglang", "transformers", "aiohttp", "orjson", "pyarrow", "torch"]
 
 
@@ -70,21 +74,26 @@ def run_child(command: list[str], **environment: str) -> Cost:
 
 
 @contextmanager
-def instant_server(model: Path, folder: Path) -> Iterator[str]:
-    """Run `instant_server.py` and yield its URL."""
+def running_server(program: str, *arguments: Path, folder: Path) -> Iterator[str]:
+    """Run a server that lies beside this file, with a file in `folder` for its port, and yield its URL."""
     port_file = folder / "port"
-    command = [sys.executable, str(Path(__file__).with_name("instant_server.py"))]
-    process = subprocess.Popen([*command, str(model), str(port_file)])
+    command = [sys.executable, str(Path(__file__).with_name(program))]
+    process = subprocess.Popen([*command, *map(str, arguments), str(port_file)])
     try:
         while not port_file.exists():
             if process.poll() is not None:
-                raise RuntimeError(f"the instant server ended with {process.returncode}")
+                raise RuntimeError(f"{program} ended with {process.returncode}")
             time.sleep(0.05)
         yield f"http://127.0.0.1:{port_file.read_text()}"
     finally:
         process.kill()
         process.wait()
         port_file.unlink(missing_ok=True)
+
+
+def instant_server(model: Path, folder: Path) -> AbstractContextManager[str]:
+    """Run `instant_server.py` and yield its URL."""
+    return running_server("instant_server.py", model, folder=folder)
 
 
 def demo_model(given: Path | None) -> Path:
@@ -122,6 +131,26 @@ def in_pairs(rounds: int, ours: Callable[[], object], theirs: Callable[[], objec
         pairs.append((first, second))
         print(f"pair {number + 1} of {rounds}, load {load()}", file=sys.stderr, flush=True)
     return pairs
+
+
+def in_turns(rounds: int, sides: dict[str, Callable[[], Told]]) -> dict[str, list[Told]]:
+    """Run all sides one right after the other, `rounds` times, each time another one first; return what each told."""
+    told: dict[str, list[Told]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            told[name].append(sides[name]())
+        print(f"round {number + 1} of {rounds}, load {load()}", file=sys.stderr, flush=True)
+    return told
+
+
+def run_job(*arguments: object) -> Told:
+    """Run a job of `data_jobs.py` in a process of its own and return what it tells."""
+    program = str(Path(__file__).with_name("data_jobs.py"))
+    cost = run_child([sys.executable, program, *map(str, arguments)])
+    told: Told = json.loads(cost.output.splitlines()[-1])
+    return told
 
 
 def spread(values: list[float], digits: int = 2) -> str:

@@ -12,13 +12,17 @@ from rebuild.chat import load_tokenizer
 from rebuild.devices import select_devices
 from rebuild.external import ExternalServers
 from rebuild.lease import Lease, lease_devices
+from rebuild.tables import iter_rows
 
 sys.path.append(str(Path(measuring.__file__).parent))  # where programs find what lies beside them
 
+import audit_rate
 import client_ceiling
+import data_jobs
 import instant_server
 import serving_rate
 import startup_overlap
+import tokenize_rate
 from serving_rate import Rate, Span
 
 
@@ -65,6 +69,69 @@ def test_both_sides_of_the_rate_benchmark_get_the_same_tokens(
     tokenizer = load_tokenizer(tiny_llama, False)
     assert ours.tokens == theirs.tokens == 6 * (len(tokenizer.encode(instant_server.ANSWER)) + 1)
     assert min(ours.steady, ours.overall, theirs.steady, theirs.overall) > 0
+
+
+def test_all_sides_of_the_tokenize_benchmark_make_the_same_rows(
+    qwen3_tokenizer: Path, tmp_path: Path
+):
+    tokenize_rate.write_inputs(tmp_path, 12, qwen3_tokenizer)
+    known = (qwen3_tokenizer, tmp_path / "conversations.jsonl")
+    with measuring.running_server("render_server.py", *known, folder=tmp_path) as url:
+        told = {
+            name: [side()]
+            for name, side in tokenize_rate.sides(tmp_path, qwen3_tokenizer, url).items()
+        }
+    tokenize_rate.check(told, 12)
+    ids = {name: runs[0].get("ids") for name, runs in told.items()}
+    said = {name: runs[0].get("supervised") for name, runs in told.items()}
+    # SpecForge puts a system prompt of 11 ids ahead; both supervise the line feed that the template ends a turn with.
+    assert ids["ids"] == ids["template"] == ids["speculators"] - 12 == ids["specforge"] - 12 * 12
+    assert said["ids"] == said["template"] == said["speculators"] - 12 == said["specforge"] - 12
+    lines = tokenize_rate.table(told)
+    assert "ours, engine ids ÷ speculators: **" in lines and "÷ SpecForge: **" in lines
+    with pytest.raises(RuntimeError, match=r"\[12\] rows of 13"):
+        tokenize_rate.check(told, 13)
+
+
+def test_the_audit_benchmark_judges_synthetic_rows_that_pass(demo_model: Path, tmp_path: Path):
+    lines = audit_rate.measure(tmp_path, 600, 40, 40, 1, 2, demo_model)
+    assert [line.split(" | ")[1] for line in lines.splitlines()[2:5]] == ["600", "40", "40"]
+    assert "Peak memory under 1000 MB: reached." in lines
+
+
+def test_synthetic_rows_are_as_long_as_real_ones_and_all_different(tmp_path: Path):
+    folder = audit_rate.write_rows(tmp_path / "set", 2000)
+    rows = [row for file in folder.iterdir() for row in iter_rows(file)]
+    assert 400 < sum(row["seq_len"] for row in rows) / len(rows) < 600
+    assert len({tuple(row["input_ids"]) for row in rows}) == len({r["sample_id"] for r in rows})
+    assert len(rows) == 2000
+    for row in rows:
+        assert row["loss_tokens"] == sum(row["loss_mask"]) and row["input_ids"][-1] == 2
+
+
+def test_an_audit_that_condemns_the_synthetic_rows_is_no_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    told = {"rows": 5, "verdict": "fail", "failed": ["looping_share"]}
+    monkeypatch.setattr(audit_rate, "run_job", lambda *arguments: told)
+    with pytest.raises(RuntimeError, match="looping_share"):
+        audit_rate.look(1, [], 5)
+
+
+def test_a_jobs_peak_memory_is_its_own(tmp_path: Path):
+    ballast = bytearray(300 << 20)
+    file = next(audit_rate.write_rows(tmp_path / "set", 10).iterdir())
+    told = measuring.run_job("read", file)
+    assert told["rows"] == 10 and len(ballast) == 300 << 20
+    assert 20 < told["peak_mb"] < 300 < data_jobs.peak_mb()
+
+
+def test_every_round_another_side_is_first():
+    order: list[str] = []
+    sides = {name: lambda name=name: order.append(name) or {"n": len(order)} for name in "abc"}
+    told = measuring.in_turns(2, sides)
+    assert "".join(order) == "abcbca"
+    assert told["a"] == [{"n": 1}, {"n": 6}]
 
 
 def test_memory_that_grows_with_the_prompts_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rebuild.checks import MOST_COMPRESSED
 from rebuild.id_features import (
     FEWEST,
     GRAM,
     TAIL,
+    VARIED,
     compression,
     grams,
     repeated_share,
@@ -45,7 +47,8 @@ def repeated_by_hand(row: list[int]) -> float:
 @given(few_ids)
 def test_repeated_8_grams_are_those_that_a_loop_counts(rows: Rows) -> None:
     expected = [repeated_by_hand(row) for row in rows]
-    assert repeated_share(*flat(rows)).tolist() == pytest.approx(expected)
+    shares = repeated_share(*grams(*flat(rows), GRAM), len(rows))
+    assert shares.tolist() == pytest.approx(expected)
 
 
 @given(few_ids, st.integers(1, 4))
@@ -132,6 +135,29 @@ def test_compression_sees_a_list_whose_entries_differ_only_in_their_number() -> 
     row = [value for entry in entries for value in entry]
     assert repetition(*flat([row]))[0] == 0
     assert compression(*flat([row]))[0] > 8 > 2 > compression(*flat([natural(1, len(row))]))[0]
+
+
+def test_compression_leaves_out_rows_whose_ids_differ_unless_they_are_suspected() -> None:
+    varied = natural(1, 60) + natural(2, 60) + natural(1, 60)  # two thirds of its ids are new
+    assert compression(*flat([varied]))[0] == 1
+    asked = compression(*flat([varied, varied]), suspected=np.array([True, False]))
+    assert asked[0] > 1.2 and asked[1] == 1
+
+
+@given(st.integers(1, 4), st.integers(0, 8), st.sampled_from([1, 2, 256]), st.integers(0, 150_000))
+def test_rows_that_are_left_out_could_not_have_been_compressed_as_lists_are(
+    numbers: int, others: int, step: int, first: int
+) -> None:
+    """Entries of consecutive numbers and the same other ids are what zlib makes smallest."""
+    same = natural(3, others)
+    entries = [
+        [*(first + step * (numbers * entry + n) for n in range(numbers)), *same]
+        for entry in range(2000 // (numbers + others))
+    ]
+    row = [value for entry in entries for value in entry]
+    if len(set(row)) > VARIED * len(row):
+        sure = compression(*flat([row]), suspected=np.array([True]))[0]
+        assert sure < MOST_COMPRESSED
 
 
 def test_nothing_comes_of_nothing() -> None:

@@ -1,10 +1,12 @@
 """Judge any tokenized data set, also one that this workflow did not make; it is only read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from rebuild.approval import refusal
 from rebuild.dataset_facts import dataset_facts
@@ -17,7 +19,9 @@ from rebuild.step import begin_step, say, show
 from rebuild.target import Target, load_folder
 from rebuild.verdict import SCHEMA_VERSION, judge, look_at, verdict_lines
 
-BATCH_ROWS = 2048
+BATCH_ROWS = 4096
+BATCH_BYTES = 16 << 20
+MOST_THREADS = 4  # each holds a batch and what is made of it, and Python lets few work at once
 
 
 def audit_dataset(
@@ -63,8 +67,9 @@ def audit_dataset(
 def read_parts(dataset: Path, target: Target | None, threads: int) -> Iterator[Facts]:
     """Yield the facts about the data set part by part, a few of them made at once."""
     progress = Progress(describe_dataset(dataset).rows or 0, "rows")
-    batches = small_batches(dataset)
-    with ThreadPoolExecutor(max(1, threads)) as pool:
+    batches = even_batches(read_dataset(dataset, text=False))
+    threads = max(1, min(threads, MOST_THREADS))
+    with ThreadPoolExecutor(threads) as pool:
         waiting = [pool.submit(dataset_facts, batch, target) for batch in islice(batches, threads)]
         while waiting:
             facts = waiting.pop(0).result()
@@ -74,11 +79,24 @@ def read_parts(dataset: Path, target: Target | None, threads: int) -> Iterator[F
             yield facts
 
 
-def small_batches(dataset: Path) -> Iterator[Any]:
-    """Yield the rows of the data set, few enough at a time that the arrays made of them stay in the processor's cache."""
-    for batch in read_dataset(dataset, text=False):
+def even_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the same rows in batches of BATCH_ROWS, or of BATCH_BYTES if those are fewer.
+
+    Data sets come in batches of one row and of thousands: few rows at a time cost more than the rows themselves, and
+    many at a time make arrays that leave the processor's cache.
+    """
+    gathered: list[Any] = []
+    rows = size = 0
+    for batch in batches:
         for start in range(0, len(batch), BATCH_ROWS):
-            yield batch.slice(start, BATCH_ROWS)
+            piece = batch.slice(start, BATCH_ROWS)
+            rows, size = rows + len(piece), size + piece.nbytes
+            if gathered and (rows > BATCH_ROWS or size > BATCH_BYTES):
+                yield pa.concat_batches(gathered)
+                gathered, rows, size = [], len(piece), piece.nbytes
+            gathered.append(piece)
+    if gathered:
+        yield pa.concat_batches(gathered)
 
 
 def dataset_path(given: str | None) -> Path:

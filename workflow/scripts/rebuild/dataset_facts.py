@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from rebuild.answer_facts import EXCERPT
 from rebuild.facts import Facts, answer_kind
@@ -31,7 +32,7 @@ def dataset_facts(batch: Any, target: Target | None) -> Facts:
     if target:
         said, said_starts = chosen(ids, supervised, starts)
         rows = np.split(said, said_starts[1:-1])
-        texts = [judge_text(row.tolist(), target) for row in rows[: len(samples)]]
+        texts = [judge_text(row, target) for row in rows[: len(samples)]]
         answers[TEXTS] = pd.DataFrame(texts, columns=TEXTS, index=answers.index)
     return Facts(
         samples=samples,
@@ -51,13 +52,15 @@ def cut_short(samples: pd.DataFrame) -> "pd.Series[bool]":
 TEXTS = ["kind", "excerpt", "stray_marker"]
 
 
-def judge_text(ids: list[int], target: Target) -> tuple[str, str, str]:
+def judge_text(ids: NDArray[Any], target: Target) -> tuple[str, str, str]:
     """Return what the supervised ids of a row amount to (`facts.answer_kind`), their beginning, and a stray marker."""
-    known = [token for token in ids if 0 <= token < target.vocab_size]
-    ended = bool(known) and known[-1] in target.judge.stop_ids
+    known = ids[(ids >= 0) & (ids < target.vocab_size)]
+    ended = len(known) > 0 and int(known[-1]) in target.judge.stop_ids
     said = known[:-1] if ended else known
-    text = target.judge.tokenizer.decode(said)
+    text = target.judge.tokenizer.decode(
+        said
+    )  # the numbers of a list would be looked at one by one
     kind = answer_kind("ok", None, text, None, len(ids))
     excerpt = repr(text[:EXCERPT])
-    row = {"response_token_ids": said, "finish_reason": "length", "content": None}
+    row = {"response_token_ids": said.tolist(), "finish_reason": "length", "content": None}
     return kind, excerpt, target.stray_marker(row)

@@ -70,12 +70,16 @@ def flat_values(lists: Lists) -> NDArray[Any]:
     return np.asarray(pc.fill_null(values, -1).to_numpy(zero_copy_only=False))
 
 
-def row_starts(lengths: Integers) -> Integers:
+def row_starts(lengths: Integers | NDArray[np.bool_]) -> Integers:
     """Return where each row begins in the flat values, and at the end where the last one stops: rows + 1 numbers."""
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 def row_sums(flags: NDArray[np.bool_], starts: Integers) -> Integers:
     """Return how many of the flat `flags` are set in each row."""
-    running = row_starts(flags.astype(np.int64))
+    if not flags.any():
+        return np.zeros(len(starts) - 1, dtype=np.int64)
+    running = row_starts(flags)
     return running[starts[1:]] - running[starts[:-1]]

@@ -45,7 +45,8 @@ def sample_facts(batch: Any, vocab_size: int | None) -> pd.DataFrame:
     rows["answer_key"] = row_hashes(answers, answer_starts)
     rows["context_key"] = row_hashes(context, context_starts)
     rows["repetition"] = repetition(answers, answer_starts)
-    rows["compression"] = compression(answers, answer_starts)
+    repeating = rows["repetition"].to_numpy() > 0
+    rows["compression"] = compression(answers, answer_starts, suspected=repeating)
     return rows
 
 
