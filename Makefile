@@ -60,7 +60,7 @@ bench-faults: dev test-packages ## kill a real run a hundred times and compare i
 	@$(RUN) PYTHONPATH=workflow/scripts python -m tests.faults.kill_matrix .cache/kills 100
 
 config-docs: venv ## write config/README.md anew from the schema
-	@$(RUN) PYTHONPATH=workflow/scripts python -m rebuild.config_reference $(SCHEMA) config/README.md
+	@$(RUN) PYTHONPATH=workflow/scripts python -m rebuild.start.config_reference $(SCHEMA) config/README.md
 
 dev: $(VENV)/installed-dev ## add the tools for developing to .venv
 

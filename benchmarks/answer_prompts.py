@@ -17,12 +17,12 @@ from typing import Any
 from measuring import GREEDY
 
 from generate_shard import make_asker
-from rebuild.asking import Asker
-from rebuild.external import ExternalServers
-from rebuild.generated_table import write_generated
-from rebuild.generation import ShardGeneration
-from rebuild.partial_log import PartialLog
-from rebuild.serving import ServingOptions, answer_shard
+from rebuild.generate.asking import Asker
+from rebuild.generate.generated_table import write_generated
+from rebuild.generate.generation import ShardGeneration
+from rebuild.generate.partial_log import PartialLog
+from rebuild.serving.external import ExternalServers
+from rebuild.serving.serving import ServingOptions, answer_shard
 
 NEVER_S = 3600.0
 

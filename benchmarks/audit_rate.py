@@ -20,8 +20,8 @@ import pyarrow as pa
 from measuring import Told, demo_model, in_pairs, load, run_job, spread, verdict
 from numpy.typing import NDArray
 
-from rebuild.masks import join_ids, list_lengths, row_starts
 from rebuild.tables import TOKENIZED, TableWriter
+from rebuild.tokens.masks import join_ids, list_lengths, row_starts
 from tests.support.real_shards import clean_data, smollm2, write_data
 
 GOAL_MB = 1000.0

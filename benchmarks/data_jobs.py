@@ -84,7 +84,7 @@ def audit_set(path: str, evidence: str, threads: str, model: str = "") -> Told:
 def audit_shard(folder: str, model: str) -> Told:
     """Audit the shard `00000` of a run's folder."""
     from audit_shard import audit_shard
-    from rebuild.target import load_folder
+    from rebuild.audit.target import load_folder
     from tests.support.shards import Shard
 
     shard, target = Shard(Path(folder)), load_folder(Path(model))
@@ -130,9 +130,9 @@ def tokenize(generated: str, tokenized: str, model: str = "") -> Told:
 
 def template_rows(model: Path) -> Any:
     """Return what gives answers their ids by the chat template, its tokenizer loaded."""
-    from rebuild.chat import load_tokenizer
-    from rebuild.template_masks import make_template
-    from rebuild.text_rows import TextRows
+    from rebuild.texts.rows import TextRows
+    from rebuild.texts.template_masks import make_template
+    from rebuild.tokens.chat import load_tokenizer
 
     texts = TextRows(model, {}, keep_reasoning=False)
     texts.template = make_template(load_tokenizer(model, False), {})

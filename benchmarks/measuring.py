@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "workflow" / "scripts")]
 
-from rebuild.model_source import obtain_model  # noqa: E402
+from rebuild.model.source import obtain_model  # noqa: E402
 from rebuild.tables import PROMPTS, TableWriter  # noqa: E402
 
 GREEDY = {

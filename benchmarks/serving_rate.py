@@ -28,13 +28,13 @@ import requests
 from answer_prompts import make_benchmark_asker, options
 from measuring import ROOT, demo_model, in_pairs, load, run_child, spread, verdict, write_prompts
 
-from rebuild.devices import select_devices
-from rebuild.generation import ShardGeneration
-from rebuild.lease import lease_devices
-from rebuild.partial_log import PartialLog
-from rebuild.server import Server, start_server
-from rebuild.server_flags import server_environment
-from rebuild.serving import answer_shard
+from rebuild.generate.generation import ShardGeneration
+from rebuild.generate.partial_log import PartialLog
+from rebuild.serving.devices import select_devices
+from rebuild.serving.flags import server_environment
+from rebuild.serving.lease import lease_devices
+from rebuild.serving.server import Server, start_server
+from rebuild.serving.serving import answer_shard
 
 GOAL = 0.97
 READY_S = 1800.0

@@ -38,7 +38,7 @@ from measuring import (
     verdict,
 )
 
-from rebuild.conversation import answer_message
+from rebuild.generate.conversation import answer_message
 from rebuild.tables import GENERATED, TableWriter
 from tests.support.real_shards import clean_data, qwen3
 from tests.support.shards import METADATA, Row

@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from rebuild.checks import CHECKS
-from rebuild.config import complete_config, load_schema, schema_keys
-from rebuild.config_reference import config_reference
-from rebuild.set_checks import SET_CHECKS
+from rebuild.audit.checks import CHECKS
+from rebuild.audit.set_checks import SET_CHECKS
+from rebuild.start.config import complete_config, load_schema, schema_keys
+from rebuild.start.config_reference import config_reference
 from tests.support.trees import ROOT
 
 SCHEMA = load_schema(ROOT / "workflow" / "schemas" / "config.schema.yaml")

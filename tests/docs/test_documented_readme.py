@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from rebuild.checks import CHECKS
-from rebuild.config import complete_config, load_schema
-from rebuild.facts import STATUSES
-from rebuild.prompt_refusal import REASONS
-from rebuild.set_checks import SET_CHECKS
+from rebuild.audit.checks import CHECKS
+from rebuild.audit.facts import STATUSES
+from rebuild.audit.set_checks import SET_CHECKS
+from rebuild.prompts.refusal import REASONS
+from rebuild.start.config import complete_config, load_schema
 from rebuild.tables import GENERATED, HIDDEN_STATES, PROMPTS, REJECTED, TOKENIZED
 from tests.support.checkout import repository_files, run
 from tests.support.dummies import dummy_tree

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ FILES = [path for path in repository_files() if path.name != "LICENSE"]
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 SCRIPTS = [path for path in PYTHON if path.parent == Path("workflow/scripts")]
 STEPS = [path for path in SCRIPTS if path.stem not in COMMANDS]
-PACKAGE = [path for path in PYTHON if path.parent == Path("workflow/scripts/rebuild")]
+REBUILD = Path("workflow/scripts/rebuild")
+PACKAGE = [path for path in PYTHON if path.is_relative_to(REBUILD)]
 
 # The hosts that a file may name: those that formats are known by, the machine itself, and nobody's (RFC 2606).
 HOSTS = r"git-lfs\.github\.com|json-schema\.org|localhost|127\.0\.0\.1|\[?::1\]?|(\w+\.)*example(\.com|\.org)?|\{[^}]*\}"
@@ -92,6 +94,26 @@ def test_the_shared_package_knows_neither_snakemake_nor_the_scripts():
     above = {"snakemake", "tests", *(script.stem for script in SCRIPTS)}
     assert [str(path) for path in PACKAGE if names_snakemake(parsed(path))] == []
     assert [str(path) for path in PACKAGE if imported(path) & above] == []
+
+
+def room(module: tuple[str, ...]) -> str:
+    """Return the room of the package that a module below it is in, "" for those outside the rooms."""
+    return module[0] if (ROOT / REBUILD / module[0]).is_dir() else ""
+
+
+def test_the_rooms_of_the_shared_package_depend_on_each_other_one_way():
+    needs: dict[str, set[str]] = {}
+    for path in PACKAGE:
+        own = room(path.relative_to(REBUILD).parts)
+        nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
+        modules = [node.module.split(".")[1:] for node in nodes if node.module]
+        names = [node.module.split(".")[0] for node in nodes if node.module]
+        for first, module in zip(names, modules, strict=True):
+            if first == "rebuild" and module:
+                needs.setdefault(own, set()).add(room(tuple(module)))
+    graph = {own: others - {own} for own, others in needs.items()}
+    assert len([*TopologicalSorter(graph).static_order()]) >= 10  # raises CycleError
+    assert graph[""] == set()
 
 
 def test_importing_the_shared_package_imports_nothing():

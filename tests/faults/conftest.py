@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rebuild.devices import select_devices
-from rebuild.lease import lease_devices
-from rebuild.model import load_manifest
-from rebuild.server import Server, start_server
+from rebuild.model.manifest import load_manifest
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import lease_devices
+from rebuild.serving.server import Server, start_server
 from tests.support.generate_jobs import make_job
 from tests.support.trees import ROOT
 

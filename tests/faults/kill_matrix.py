@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rebuild.lease import try_lock
+from rebuild.serving.lease import try_lock
 from rebuild.tables import iter_rows
 from tests.support.models import demo_model
 from tests.support.trees import (

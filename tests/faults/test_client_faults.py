@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from rebuild import client
-from rebuild.answers import Judge
-from rebuild.asking import Asker
-from rebuild.breaker import Breaker
-from rebuild.chat import load_tokenizer, stop_ids
-from rebuild.client import Endpoint
 from rebuild.errors import StepError
-from rebuild.generated_table import write_generated
-from rebuild.generation import ShardGeneration
-from rebuild.partial_log import PartialLog
-from rebuild.serving import first_cause
+from rebuild.generate import client
+from rebuild.generate.answers import Judge
+from rebuild.generate.asking import Asker
+from rebuild.generate.breaker import Breaker
+from rebuild.generate.client import Endpoint
+from rebuild.generate.generated_table import write_generated
+from rebuild.generate.generation import ShardGeneration
+from rebuild.generate.partial_log import PartialLog
+from rebuild.generate.text_answers import text_outcome
+from rebuild.serving.serving import first_cause
 from rebuild.tables import PROMPTS, TableWriter, iter_rows
-from rebuild.text_answers import text_outcome
+from rebuild.tokens.chat import load_tokenizer, stop_ids
 from tests.support.scripted_server import ScriptedServer
 
 SAMPLING = {

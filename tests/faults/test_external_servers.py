@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import generate_shard as generate_module
-from rebuild import client, external, serving
-from rebuild.answers import essence
-from rebuild.devices import select_devices
 from rebuild.errors import StepError
-from rebuild.lease import lease_devices
-from rebuild.server import Server
+from rebuild.generate import client
+from rebuild.generate.answers import essence
+from rebuild.serving import external, serving
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import lease_devices
+from rebuild.serving.server import Server
 from tests.support.generate_jobs import GREEDY, GenerateJob, Lent, Row, make_job, meanwhile
 from tests.support.router import Router
 

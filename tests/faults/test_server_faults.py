@@ -20,12 +20,12 @@ import pytest
 import requests
 
 import generate_shard as generate_module
-from rebuild.devices import select_devices
 from rebuild.errors import StepError
-from rebuild.lease import lease_devices, lock_path, open_folder, try_lock
-from rebuild.model import load_manifest
-from rebuild.processes import session_processes
-from rebuild.server import Server, ServerDied
+from rebuild.model.manifest import load_manifest
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import lease_devices, lock_path, open_folder, try_lock
+from rebuild.serving.processes import session_processes
+from rebuild.serving.server import Server, ServerDied
 from rebuild.tables import iter_rows, read_metadata
 from tests.support import models
 from tests.support.generate_jobs import (
@@ -380,7 +380,7 @@ def vanishing(job: GenerateJob, server: Server) -> "Proxy":
 def lend_in_turn(patch: pytest.MonkeyPatch, *servers: Any) -> None:
     """Have the job's first start give the first server, the next one the second."""
     queue = list(servers)
-    patch.setattr("rebuild.serving.WATCH_S", 0.05)
+    patch.setattr("rebuild.serving.serving.WATCH_S", 0.05)
     patch.setattr(generate_module, "start_server", lambda **_: Lent(queue.pop(0)))
 
 

@@ -12,7 +12,7 @@ import torch
 from datasets import load_from_disk
 from transformers import AutoTokenizer
 
-from rebuild.dataset_readers import describe_dataset, read_dataset
+from rebuild.datasets.readers import describe_dataset, read_dataset
 from tests.support.disaster import Sample, build_samples, write_dataset
 
 PEERS = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from extract_hidden_states import extract_hidden_states
-from rebuild.layers import dflash_layers
-from rebuild.specforge import file_name, write_sample
+from rebuild.states.layers import dflash_layers
+from rebuild.states.specforge import file_name, write_sample
 from rebuild.tables import iter_rows
 from tests.support.tiny_states import (
     HIDDEN,

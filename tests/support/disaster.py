@@ -200,7 +200,7 @@ def _write_torch(folder: Path, kind: str, samples: Sequence[Sample]) -> Path:
     """Write files as SpecForge's offline reader (*.ckpt) or ModelOpt's (*.pt) takes them, with two-wide states."""
     import torch
 
-    from rebuild.specforge import write_sample
+    from rebuild.states.specforge import write_sample
 
     for sample in samples:
         states = torch.ones(len(sample.input_ids), 2).bfloat16()

@@ -22,7 +22,7 @@ TIMEOUT_S = 60
 DUMMY = """
 import json, os, time
 from pathlib import Path
-from rebuild.prompt_sources import source_identity
+from rebuild.prompts.sources import source_identity
 from rebuild.step import begin_step
 
 def note(event):

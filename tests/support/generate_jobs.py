@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from generate_shard import generate_shard
-from rebuild import generated_table
-from rebuild.config import complete_config, load_schema
-from rebuild.devices import select_devices
-from rebuild.lease import open_folder, read_record, record_path
+from rebuild.generate import generated_table
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import open_folder, read_record, record_path
+from rebuild.start.config import complete_config, load_schema
 from rebuild.step import begin_step
 from rebuild.tables import iter_rows
 from shard_prompts import shard_prompts

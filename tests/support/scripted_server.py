@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rebuild.chat import render_prompt
+from rebuild.tokens.chat import render_prompt
 
 Reply = dict[str, Any]
 # Given the request and how often this very prompt was asked before, name a fault or None.

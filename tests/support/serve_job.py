@@ -10,9 +10,9 @@ from pathlib import Path
 
 import requests
 
-from rebuild.devices import select_devices
-from rebuild.lease import lease_devices
-from rebuild.server import Server, start_server
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import lease_devices
+from rebuild.serving.server import Server, start_server
 from rebuild.step import begin_step
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from audit_shard import audit_shard
+from rebuild.audit.target import Target
 from rebuild.files import read_json
 from rebuild.tables import (
     GENERATED,
@@ -17,7 +18,6 @@ from rebuild.tables import (
     iter_rows,
     read_metadata,
 )
-from rebuild.target import Target
 from tokenize_shard import tokenize_shard
 
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rebuild.answer_facts import (
+from rebuild.audit.answer_facts import (
     COLUMNS,
     SHOWN,
     Asked,
@@ -17,10 +17,10 @@ from rebuild.answer_facts import (
     read_asked,
     showable,
 )
-from rebuild.id_features import row_hashes
-from rebuild.near_duplicates import sketch_texts
+from rebuild.audit.id_features import row_hashes
+from rebuild.audit.near_duplicates import sketch_texts
+from rebuild.audit.target import Target
 from rebuild.tables import GENERATED, PROMPTS, TableWriter
-from rebuild.target import Target
 from tests.support.conversations import row as message
 from tests.support.real_shards import clean_data, qwen3
 

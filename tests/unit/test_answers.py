@@ -11,8 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.answers import Judge, Rendered, rendered_prompt
-from rebuild.chat import THINK_END, THINK_START, load_tokenizer, render_prompt, stop_ids, token_id
+from rebuild.generate.answers import Judge, Rendered, rendered_prompt
+from rebuild.tokens.chat import (
+    THINK_END,
+    THINK_START,
+    load_tokenizer,
+    render_prompt,
+    stop_ids,
+    token_id,
+)
 from tests.support.conversations import WEATHER
 
 Reply = dict[str, Any]

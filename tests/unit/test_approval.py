@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rebuild.approval import approve, check_approval, read_verdict
+from rebuild.audit.approval import approve, check_approval, read_verdict
 from rebuild.errors import StepError
 from rebuild.files import sha256_file, write_json
 

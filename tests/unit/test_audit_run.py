@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from audit_run import audit_run
-from rebuild.checks import CHECKS
+from rebuild.audit.checks import CHECKS
+from rebuild.audit.set_checks import SET_CHECKS
 from rebuild.errors import StepError
 from rebuild.files import read_json, write_json
-from rebuild.set_checks import SET_CHECKS
 from tests.support.real_shards import (
     Data,
     Said,

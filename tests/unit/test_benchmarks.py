@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from benchmarks import measuring
-from rebuild.chat import load_tokenizer
-from rebuild.devices import select_devices
-from rebuild.external import ExternalServers
-from rebuild.lease import Lease, lease_devices
+from rebuild.serving.devices import select_devices
+from rebuild.serving.external import ExternalServers
+from rebuild.serving.lease import Lease, lease_devices
 from rebuild.tables import iter_rows
+from rebuild.tokens.chat import load_tokenizer
 
 sys.path.append(str(Path(measuring.__file__).parent))  # where programs find what lies beside them
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rebuild.breaker import Breaker
 from rebuild.errors import StepError
+from rebuild.generate.breaker import Breaker
 
 
 def stopped_by(outcomes: list[str | None]) -> tuple[int, str]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from rebuild.capture import capture, load_target
 from rebuild.errors import StepError
+from rebuild.states.capture import capture, load_target
 from tests.support.tiny_states import HIDDEN, LAYERS, build_model, make_ids, save_model
 
 KINDS = ["llama", "qwen3", "hybrid", "hybrid_with_vision"]

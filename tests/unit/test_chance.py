@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.chance import CHANCE, allowed_count
+from rebuild.audit.chance import CHANCE, allowed_count
 
 
 def exact_tail(count: int, rows: int, share: Fraction) -> Fraction:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from rebuild.chat import (
+from rebuild.errors import StepError
+from rebuild.files import read_json, write_json
+from rebuild.tokens.chat import (
     THINK_END,
     THINK_START,
     UnrenderableError,
@@ -24,8 +26,6 @@ from rebuild.chat import (
     to_chat_messages,
     token_id,
 )
-from rebuild.errors import StepError
-from rebuild.files import read_json, write_json
 from tests.support.conversations import CONVERSATIONS, TWO_CALLS, WEATHER, call, row
 
 QUESTION = [row("user", "Why?")]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rebuild.balance import compare_order
-from rebuild.checks import CHECKS
-from rebuild.conversation import begin_conversation
-from rebuild.set_checks import SET_CHECKS
+from rebuild.audit.balance import compare_order
+from rebuild.audit.checks import CHECKS
+from rebuild.audit.set_checks import SET_CHECKS
+from rebuild.generate.conversation import begin_conversation
 from tests.support.shards import (
     QWEN3_PROMPT,
     REPLY,

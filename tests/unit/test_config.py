@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from snakemake.cli import parse_config
 
-from rebuild.config import complete_config, load_schema, schema_keys
 from rebuild.errors import StepError
+from rebuild.start.config import complete_config, load_schema, schema_keys
 
 SCHEMA = load_schema(Path("workflow/schemas/config.schema.yaml"))
 DEFAULTS = complete_config({}, SCHEMA)

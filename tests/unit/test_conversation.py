@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from rebuild.conversation import begin_conversation, replay
+from rebuild.generate.conversation import begin_conversation, replay
 
 CALL = {
     "id": "call_0",

@@ -16,11 +16,11 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 
-from rebuild.dataset_readers import describe_dataset, read_dataset
-from rebuild.dataset_readers_columns import BATCH_ROWS, BATCH_TOKENS, DATASET
+from rebuild.datasets.columns import BATCH_ROWS, BATCH_TOKENS, DATASET
+from rebuild.datasets.readers import describe_dataset, read_dataset
 from rebuild.errors import StepError
 from rebuild.files import read_json, write_json
-from rebuild.specforge import write_sample
+from rebuild.states.specforge import write_sample
 from rebuild.tables import TOKENIZED, TableWriter
 
 IDS = [[5, 6, 7], [8, 9], [1, 2, 3, 4]]
@@ -624,7 +624,7 @@ PEAK = """
         torch.save({"a": torch.ones(3)}, sys.argv[1] + ".warm")
         torch.load(sys.argv[1] + ".warm", weights_only=True, mmap=True)
     from pathlib import Path
-    from rebuild.dataset_readers import read_dataset
+    from rebuild.datasets.readers import read_dataset
     def peak():  # getrusage would count the parent's memory before the exec
         status = dict(line.split(":") for line in Path("/proc/self/status").open())
         return int(status["VmHWM"].split()[0]) / 1024

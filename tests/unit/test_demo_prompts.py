@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rebuild.prompts import Prompt, count_user_turns, to_prompt
+from rebuild.prompts.rows_to_prompts import Prompt, count_user_turns, to_prompt
 
 DEMO = Path(__file__).parents[2] / "config/demo_prompts.jsonl"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from rebuild.devices import device_limit, select_devices
 from rebuild.errors import StepError
+from rebuild.serving.devices import device_limit, select_devices
 from tests.support.nvml.nvml_stub import build_stub, stub_environment
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
 ASK = """
 import json, sys, time
 from dataclasses import asdict
-from rebuild.devices import device_limit, select_devices
+from rebuild.serving.devices import device_limit, select_devices
 from rebuild.errors import StepError
 setting = json.loads(sys.argv[1])
 began = time.process_time()

@@ -7,10 +7,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from rebuild.digest import DIGEST, make_digest, numbers, read_digest, unpack_sketches
-from rebuild.facts import Facts
-from rebuild.id_features import row_hashes
-from rebuild.near_duplicates import sketch_texts
+from rebuild.audit.digest import DIGEST, make_digest, numbers, read_digest, unpack_sketches
+from rebuild.audit.facts import Facts
+from rebuild.audit.id_features import row_hashes
+from rebuild.audit.near_duplicates import sketch_texts
 from tests.support.shards import (
     Row,
     ask,

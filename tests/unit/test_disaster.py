@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from rebuild.dataset_readers import read_dataset
+from rebuild.datasets.readers import read_dataset
 from tests.support.disaster import EMPTY_ANSWER, FORMATS, SHARE, build_samples, write_dataset
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.digest import DIGEST
-from rebuild.distribution import EDGES, count_rows, distribution, most_frequent, spread, tally
+from rebuild.audit.digest import DIGEST
+from rebuild.audit.distribution import EDGES, count_rows, distribution, most_frequent, spread, tally
 
 lengths = st.lists(st.integers(0, 400_000), max_size=30)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rebuild.chat import load_tokenizer, render_prompt, to_chat_messages
-from rebuild.drift import retokenization
+from rebuild.texts.drift import retokenization
+from rebuild.tokens.chat import load_tokenizer, render_prompt, to_chat_messages
 from tests.support.conversations import row
 
 QUESTION = [row("user", "Where do otters live?")]

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rebuild.driver_lock import DriverLock
 from rebuild.errors import StepError
+from rebuild.start.driver_lock import DriverLock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from rebuild.driver_lock import DriverLock
+from rebuild.start.driver_lock import DriverLock
 lock = DriverLock(Path(sys.argv[1]))
 print(lock.acquire(), flush=True)
 sys.stdin.readline()

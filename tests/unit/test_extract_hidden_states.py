@@ -13,11 +13,11 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import extract_hidden_states as step
-import rebuild.capture
-from rebuild.devices import Device
+import rebuild.states.capture
 from rebuild.errors import StepError
 from rebuild.files import sha256_file
-from rebuild.parts import LOG, read_log
+from rebuild.serving.devices import Device
+from rebuild.states.parts import LOG, read_log
 from rebuild.tables import HIDDEN_STATES, iter_rows, read_metadata
 from tests.support.tiny_states import (
     HIDDEN,
@@ -50,13 +50,13 @@ def run(tmp_path, llama, monkeypatch):
 def forwards(monkeypatch):
     """The lengths of the samples that went through the model, in order."""
     lengths = []
-    plain = rebuild.capture.capture
+    plain = rebuild.states.capture.capture
 
     def counting(target, input_ids, dtype):
         lengths.append(len(input_ids))
         return plain(target, input_ids, dtype)
 
-    monkeypatch.setattr(rebuild.capture, "capture", counting)
+    monkeypatch.setattr(rebuild.states.capture, "capture", counting)
     return lengths
 
 
@@ -148,7 +148,7 @@ def test_a_finished_shard_that_is_asked_for_again_is_only_verified(run, monkeypa
     extract(run)
     before = run.index.read_bytes()
     run.index.unlink()
-    monkeypatch.delattr(rebuild.capture, "load_target")
+    monkeypatch.delattr(rebuild.states.capture, "load_target")
     extract(run)
     assert run.index.read_bytes() == before
 
@@ -213,13 +213,13 @@ def test_what_was_computed_before_a_failure_is_not_computed_again(run, monkeypat
 
 KILLED = """
 import os, signal, sys, time
-import rebuild.capture
+import rebuild.states.capture
 from extract_hidden_states import extract_hidden_states
 from pathlib import Path
-from rebuild.parts import read_log
+from rebuild.states.parts import read_log
 
 arguments = eval(sys.argv[1])
-plain = rebuild.capture.capture
+plain = rebuild.states.capture.capture
 
 def deadly(target, input_ids, dtype):
     if len(input_ids) == 20:
@@ -228,7 +228,7 @@ def deadly(target, input_ids, dtype):
         os.kill(os.getpid(), signal.SIGKILL)
     return plain(target, input_ids, dtype)
 
-rebuild.capture.capture = deadly
+rebuild.states.capture.capture = deadly
 extract_hidden_states(**arguments)
 """
 
@@ -263,7 +263,7 @@ def interrupted(run, monkeypatch):
 
 
 def test_when_only_the_index_is_missing_no_model_is_loaded(interrupted, monkeypatch):
-    monkeypatch.delattr(rebuild.capture, "load_target")
+    monkeypatch.delattr(rebuild.states.capture, "load_target")
     extract(interrupted)
     assert list(rows(interrupted)) == list(LENGTHS)
 
@@ -376,10 +376,10 @@ def test_on_a_gpu_only_the_leased_one_is_visible_before_the_model_is_loaded(run,
         seen.update(how, visible=os.environ["CUDA_VISIBLE_DEVICES"])
         return plain(folder, layers, **{**how, "device": "cpu"})
 
-    plain = rebuild.capture.load_target
+    plain = rebuild.states.capture.load_target
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(step, "select_devices", lambda setting: [gpu])
-    monkeypatch.setattr(rebuild.capture, "load_target", fake_load)
+    monkeypatch.setattr(rebuild.states.capture, "load_target", fake_load)
     extract(run)
     assert seen == {
         "visible": "GPU-1a2b",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rebuild.facts import HANDFUL, answer_kind, split_thought
+from rebuild.audit.facts import HANDFUL, answer_kind, split_thought
 
 LONG = 100
 

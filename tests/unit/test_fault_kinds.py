@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rebuild.answers import said_ids
+from rebuild.generate.answers import said_ids
 from tests.support.conversations import row as message
 from tests.support.real_shards import (
     Data,

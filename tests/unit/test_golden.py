@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rebuild.config import complete_config, load_schema
 from rebuild.errors import StepError
-from rebuild.golden import JUDGED_TOKENS, golden_body, golden_fault
+from rebuild.serving.golden import JUDGED_TOKENS, golden_body, golden_fault
+from rebuild.start.config import complete_config, load_schema
 
 SCHEMA = load_schema(Path("workflow/schemas/config.schema.yaml"))
 PROMPT = {"prompt": "What is 2 + 2?"}

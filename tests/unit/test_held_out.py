@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rebuild.audit.held_out import WORDS, HeldOut, read_held_out, split_words, word_runs
 from rebuild.errors import StepError
-from rebuild.held_out import WORDS, HeldOut, read_held_out, split_words, word_runs
 
 TEXT = "A farmer has seventeen sheep and all but nine of them run away at night; how many are left?"
 

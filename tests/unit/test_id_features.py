@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.checks import MOST_COMPRESSED
-from rebuild.id_features import (
+from rebuild.audit.checks import MOST_COMPRESSED
+from rebuild.audit.id_features import (
     FEWEST,
     GRAM,
     TAIL,
@@ -20,7 +20,7 @@ from rebuild.id_features import (
     repetition,
     row_hashes,
 )
-from rebuild.masks import row_starts
+from rebuild.tokens.masks import row_starts
 
 Rows = list[list[int]]
 few_ids = st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=6)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rebuild import launch_server
-from rebuild.processes import session_processes
+from rebuild.serving import launch_server
+from rebuild.serving.processes import session_processes
 
 # A server whose child, like SGLang's own while they import, does not notice its parent's death.
 SERVER = """

@@ -3,7 +3,7 @@
 import pytest
 
 from rebuild.errors import StepError
-from rebuild.layers import check_layers, choose_layers, dflash_layers
+from rebuild.states.layers import check_layers, choose_layers, dflash_layers
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from rebuild.errors import StepError
-from rebuild.lease import check_granted, lease_devices, record_path
-from rebuild.processes import pid_space, session_processes, start_time
+from rebuild.serving.lease import check_granted, lease_devices, record_path
+from rebuild.serving.processes import pid_space, session_processes, start_time
 from tests.support import lease_holder
 from tests.support.lease_holder import pretend_devices
 

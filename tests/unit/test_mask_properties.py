@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebuild.chat import UnrenderableError, load_tokenizer, render_prompt, to_chat_messages
-from rebuild.drift import retokenization
 from rebuild.tables import GENERATED
-from rebuild.template_masks import Ids, make_template, template_ids
-from rebuild.text_rows import with_origin
+from rebuild.texts.drift import retokenization
+from rebuild.texts.rows import with_origin
+from rebuild.texts.template_masks import Ids, make_template, template_ids
+from rebuild.tokens.chat import UnrenderableError, load_tokenizer, render_prompt, to_chat_messages
 from tests.support.conversations import row
 from tokenize_shard import check_ids, training_rows
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.chat import load_tokenizer
-from rebuild.mask_view import (
+from rebuild.mask_view.page import masks_page
+from rebuild.mask_view.text import (
     RESET,
     SUPERVISED,
     Segment,
@@ -24,14 +24,14 @@ from rebuild.mask_view import (
     view_sample,
     visible,
 )
-from rebuild.mask_view_page import masks_page
-from rebuild.mask_view_tokens import (
+from rebuild.mask_view.tokens import (
     Vocabulary,
     piece_bytes,
     read_vocabulary,
     to_tokens,
     unknown_ids,
 )
+from rebuild.tokens.chat import load_tokenizer
 from tests.support.models import demo_model
 from tests.support.packages import package_file
 from tests.support.shards import QWEN3_DISASTER, QWEN3_PROMPT

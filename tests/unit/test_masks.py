@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.masks import join_ids, mask_facts
+from rebuild.tokens.masks import join_ids, mask_facts
 from tests.support.shards import QWEN3_DISASTER, QWEN3_PROMPT
 
 IDS = pa.list_(pa.int32())

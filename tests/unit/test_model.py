@@ -10,7 +10,7 @@ import pytest
 
 from rebuild.errors import StepError
 from rebuild.files import read_json, write_json
-from rebuild.model import describe_config, ensure_model, is_hybrid, load_manifest
+from rebuild.model.manifest import describe_config, ensure_model, is_hybrid, load_manifest
 from stage_model import stage_model
 from tests.support.gguf_package import write_package
 

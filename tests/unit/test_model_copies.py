@@ -9,14 +9,14 @@ import pytest
 
 from rebuild.errors import StepError
 from rebuild.files import sha256_file
-from rebuild.model_copies import build_once, check_space, copy_model
-from rebuild.model_files import FileFacts, hash_files
+from rebuild.model.copies import build_once, check_space, copy_model
+from rebuild.model.files import FileFacts, hash_files
 from tests.support.packages import REPOSITORY
 
 BUILD_SLOWLY = """
 import sys, time
 from pathlib import Path
-from rebuild.model_copies import build_once
+from rebuild.model.copies import build_once
 
 def build(folder):
     with open(sys.argv[2], "a") as log:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rebuild.errors import StepError
-from rebuild.model_files import (
+from rebuild.model.files import (
     INDEX,
     changed_files,
     check_folder,

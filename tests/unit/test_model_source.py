@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rebuild.errors import StepError
-from rebuild.model_source import agreed_revision, obtain_model
+from rebuild.model.source import agreed_revision, obtain_model
 from tests.support.gguf_package import write_package
 
 

@@ -6,8 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from rebuild.masks import row_starts
-from rebuild.near_duplicates import (
+from rebuild.audit.near_duplicates import (
     BINS,
     EMPTY,
     GRAM_BYTES,
@@ -16,6 +15,7 @@ from rebuild.near_duplicates import (
     sketch_rows,
     sketch_texts,
 )
+from rebuild.tokens.masks import row_starts
 from tests.support.real_shards import prose, question
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rebuild.errors import StepError
 from rebuild.files import read_json
-from rebuild.package_model import convert_gguf
+from rebuild.model.package import convert_gguf
 from tests.support.gguf_package import CONTEXT, TEMPLATE, write_gguf
 
 

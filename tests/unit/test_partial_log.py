@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rebuild import partial_log
 from rebuild.errors import StepError
-from rebuild.partial_log import PartialLog
+from rebuild.generate import partial_log
+from rebuild.generate.partial_log import PartialLog
 
 
 def row(prompt: str, turn: int = 0, status: str = "ok") -> dict[str, object]:

@@ -3,7 +3,7 @@
 import pytest
 
 from rebuild.files import atomic_path, sha256_file
-from rebuild.parts import (
+from rebuild.states.parts import (
     begin_log,
     read_log,
     record_part,

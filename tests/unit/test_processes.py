@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from rebuild.processes import (
+from rebuild.serving.processes import (
     kill_processes,
     mapped_files,
     session_processes,

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild import prompt_rows
 from rebuild.errors import StepError
-from rebuild.prompt_refusal import REASONS, Refusal
-from rebuild.prompt_rows import parse_row, read_rows
-from rebuild.prompts import to_prompt
+from rebuild.prompts import rows as prompt_rows
+from rebuild.prompts.refusal import REASONS, Refusal
+from rebuild.prompts.rows import parse_row, read_rows
+from rebuild.prompts.rows_to_prompts import to_prompt
 
 SCRIPTS = Path(__file__).parents[2] / "workflow/scripts"
 
@@ -176,7 +176,7 @@ def test_a_parquet_file_is_never_in_memory_as_a_whole(tmp_path):
     code = """
 import re, sys
 from pathlib import Path
-from rebuild.prompt_rows import read_rows
+from rebuild.prompts.rows import read_rows
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 before = peak()
 print(sum(1 for row in read_rows(Path(sys.argv[1]))), peak() - before)

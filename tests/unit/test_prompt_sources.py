@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rebuild.errors import StepError
-from rebuild.prompt_sources import check_unchanged, source_files, source_identity
+from rebuild.prompts.sources import check_unchanged, source_files, source_identity
 
 SCRIPTS = Path(__file__).parents[2] / "workflow/scripts"
 
@@ -52,7 +52,7 @@ def test_a_source_that_changes_while_it_is_read_stops_the_step(tmp_path):
 
 
 def test_a_snakefile_can_import_it_without_any_library():
-    code = "import rebuild.prompt_sources, sys; print(*sys.modules)"
+    code = "import rebuild.prompts.sources, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=SCRIPTS, check=True, capture_output=True, text=True
     )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebuild.errors import StepError
-from rebuild.prompt_spill import Spill, assign_rows, check_enough, rows_without
+from rebuild.prompts.spill import Spill, assign_rows, check_enough, rows_without
 
 
 def test_records_are_read_back_by_number(tmp_path):

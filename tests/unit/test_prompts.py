@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.prompt_refusal import REASONS, Refusal
-from rebuild.prompt_rows import parse_row
-from rebuild.prompts import content_hash, conversation_digest, given_id, to_prompt
+from rebuild.prompts.refusal import REASONS, Refusal
+from rebuild.prompts.rows import parse_row
+from rebuild.prompts.rows_to_prompts import content_hash, conversation_digest, given_id, to_prompt
 from rebuild.tables import PROMPTS
 
 USER = {"role": "user", "content": "Hello"}

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebuild.config import complete_config, load_schema
 from rebuild.errors import StepError
 from rebuild.files import read_json, write_json
-from rebuild.prompt_sources import source_identity
-from rebuild.recipe import (
+from rebuild.prompts.sources import source_identity
+from rebuild.start.config import complete_config, load_schema
+from rebuild.start.recipe import (
     FOLDERS,
     SEMANTICS,
     SETTINGS,
@@ -56,7 +56,7 @@ def test_a_fingerprint_is_the_same_in_every_process_and_order_of_keys():
     turned = {key: CONFIG[key] for key in reversed(CONFIG)}
     turned["sampling"] = {key: CONFIG["sampling"][key] for key in reversed(CONFIG["sampling"])}
     code = (
-        "import json, sys; from rebuild.recipe import *; "
+        "import json, sys; from rebuild.start.recipe import *; "
         "print(json.dumps(fingerprints(make_recipe(json.loads(sys.argv[1])))))"
     )
     for seed in ("1", "2"):
@@ -331,7 +331,7 @@ def test_prompts_are_read_again_only_where_size_or_date_changed(
     results: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ):
     read: list[str] = []
-    import rebuild.prompt_sources as sources
+    import rebuild.prompts.sources as sources
 
     whole = sources.sha256_file
     monkeypatch.setattr(sources, "sha256_file", lambda file: (read.append(file.name), whole(file))[1])  # fmt: skip

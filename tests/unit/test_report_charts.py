@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.report_charts import draw_histogram, draw_share, labelled, nice_ticks
-from rebuild.report_totals import Histogram
+from rebuild.report.charts import draw_histogram, draw_share, labelled, nice_ticks
+from rebuild.report.totals import Histogram
 
 HISTOGRAM = Histogram((0, 1, 2, 4, 8), (0, 30, 1, 10))
 

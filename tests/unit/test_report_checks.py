@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rebuild.report_checks import CheckRow, join_checks
-from rebuild.report_evidence import FAIL, PASS, UNJUDGED, WAIVED, Judged
+from rebuild.report.checks import CheckRow, join_checks
+from rebuild.report.evidence import FAIL, PASS, UNJUDGED, WAIVED, Judged
 from tests.support.judged import evidence
 
 PERCENT = "\u202f%"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rebuild.report_evidence import (
+from rebuild.report.evidence import (
     FAIL,
     PASS,
     READ_SHARDS,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rebuild.report_inputs import evidence_to_report
+from rebuild.report.inputs import evidence_to_report
 from tests.support.judged import evidence, write, write_run
 
 SHARDS = ["canary", "00000", "00001"]

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rebuild.report_lengths import draw_charts, widened
+from rebuild.report.lengths import draw_charts, widened
 from tests.support.judged import evidence, spread
 
 

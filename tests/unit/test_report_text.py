@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from rebuild.report_text import (
+from rebuild.report.text import (
     compact,
     duration,
     grouped,

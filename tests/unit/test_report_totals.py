@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.report_totals import (
+from rebuild.report.totals import (
     Histogram,
     checked_histogram,
     median_bin,

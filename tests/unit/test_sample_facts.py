@@ -8,10 +8,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.id_features import row_hashes
-from rebuild.masks import row_starts
-from rebuild.sample_facts import aligned_mask, chosen, mask_runs, sample_facts, text_columns
+from rebuild.audit.id_features import row_hashes
+from rebuild.audit.sample_facts import aligned_mask, chosen, mask_runs, sample_facts, text_columns
 from rebuild.tables import TOKENIZED
+from rebuild.tokens.masks import row_starts
 
 Masks = list[list[int]]
 MASK = pa.list_(pa.int8())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rebuild.errors import StepError
-from rebuild.samples import Sample, cut, iter_samples
+from rebuild.states.samples import Sample, cut, iter_samples
 from tests.support.tiny_states import VOCABULARY, tokenized_row, write_tokenized
 
 

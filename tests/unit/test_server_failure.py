@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rebuild.server_failure import TAIL_LINES, explain_status, probable_cause, read_tail
+from rebuild.serving.failure import TAIL_LINES, explain_status, probable_cause, read_tail
 
 
 @pytest.mark.parametrize(

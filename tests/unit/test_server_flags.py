@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rebuild.devices import Device, select_devices
 from rebuild.errors import StepError
-from rebuild.installed_flags import (
+from rebuild.serving.devices import Device, select_devices
+from rebuild.serving.flags import GOVERNED, cpu_overrides, server_arguments, server_environment
+from rebuild.serving.installed_flags import (
     ask_parser,
     check_command,
     check_flags,
@@ -17,7 +18,6 @@ from rebuild.installed_flags import (
     installed_flags,
     translate_flags,
 )
-from rebuild.server_flags import GOVERNED, cpu_overrides, server_arguments, server_environment
 
 STAND_IN = Path(__file__).resolve().parents[2] / "envs" / "cpu" / "stand_in"
 GPUS = [Device(f"gpu:{n}", "gpu", n, f"GPU-{n}", "H200", 141 << 30) for n in range(4)]

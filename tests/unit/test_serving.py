@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import requests
 
-from rebuild import serving
-from rebuild.client import ServerLost
 from rebuild.errors import StepError
-from rebuild.serving import (
+from rebuild.generate.client import ServerLost
+from rebuild.serving import serving
+from rebuild.serving.serving import (
     Loss,
     ServingOptions,
     answer_shard,

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rebuild.chance import allowed_count
-from rebuild.near_duplicates import sketch_texts
-from rebuild.set_checks import (
+from rebuild.audit.chance import allowed_count
+from rebuild.audit.near_duplicates import sketch_texts
+from rebuild.audit.set_checks import (
     FEWEST_TO_COMPARE,
     KOLMOGOROV,
     answer_lengths,

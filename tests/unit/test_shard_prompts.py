@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import shard_prompts as step
 from rebuild.errors import StepError
 from rebuild.files import read_json, sha256_file
-from rebuild.prompt_refusal import REASONS
-from rebuild.prompt_rows import SourceRow, read_rows
-from rebuild.prompts import content_hash
+from rebuild.prompts.refusal import REASONS
+from rebuild.prompts.rows import SourceRow, read_rows
+from rebuild.prompts.rows_to_prompts import content_hash
 from rebuild.tables import PROMPTS, REJECTED, iter_rows, read_metadata
 
 SCRIPTS = Path(__file__).parents[2] / "workflow/scripts"

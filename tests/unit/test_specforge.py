@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rebuild.errors import StepError
-from rebuild.specforge import file_name, write_sample
+from rebuild.states.specforge import file_name, write_sample
 
 LONG = "long" * 100
 WEIRD = [

@@ -9,8 +9,8 @@ import pytest
 
 from rebuild.errors import StepError
 from rebuild.files import read_json, sha256_file, write_json
-from rebuild.model import load_manifest
-from rebuild.model_files import content_sha256
+from rebuild.model.files import content_sha256
+from rebuild.model.manifest import load_manifest
 from rebuild.tables import GENERATED, TableWriter
 from stage_model import stage_model
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rebuild.config import complete_config, load_schema
 from rebuild.errors import StepError
-from rebuild.start_checks import check_start
+from rebuild.start.checks import check_start
+from rebuild.start.config import complete_config, load_schema
 
 SCHEMA = load_schema(Path("workflow/schemas/config.schema.yaml"))
 SHARDS = ["00000", "00001"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rebuild.errors import StepError
-from rebuild.states import check_states, measure_states
+from rebuild.states.judgement import check_states, measure_states
 
 LAYERS = [1, 8, 14]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rebuild.audit.target import Target, load_folder, load_target
 from rebuild.errors import StepError
-from rebuild.target import Target, load_folder, load_target
 from tests.support.conversations import CALLED, WEATHER
 from tests.support.conversations import row as message
 from tests.support.real_shards import Speaker, qwen3, smollm2

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from rebuild.chat import load_tokenizer, render_prompt, to_chat_messages
-from rebuild.template_checks import REASONS, UnstableError
-from rebuild.template_masks import (
+from rebuild.texts.template_checks import REASONS, UnstableError
+from rebuild.texts.template_masks import (
     Ids,
     Template,
     injected_system,
     make_template,
     template_ids,
 )
+from rebuild.tokens.chat import load_tokenizer, render_prompt, to_chat_messages
 from tests.support.conversations import CONVERSATIONS, WEATHER, call, row
 
 QUESTION = [row("user", "Why?")]

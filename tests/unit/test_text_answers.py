@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rebuild.answers import Judge, Rendered
-from rebuild.text_answers import text_outcome
+from rebuild.generate.answers import Judge, Rendered
+from rebuild.generate.text_answers import text_outcome
 
 OPEN, CLOSED = Rendered(9, b"", True), Rendered(9, b"", False)
 CALL = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}

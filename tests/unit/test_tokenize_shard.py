@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rebuild.chat import load_tokenizer, render_prompt
 from rebuild.errors import StepError
 from rebuild.tables import TOKENIZED, iter_rows, open_parquet, read_metadata
-from rebuild.text_rows import TextRows
+from rebuild.texts.rows import TextRows
+from rebuild.tokens.chat import load_tokenizer, render_prompt
 from stage_model import stage_model
 from tests.support.shards import (
     QWEN3_DISASTER,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.tool_types import STANDARD, standard_type, standardize_types
+from rebuild.tokens.tool_types import STANDARD, standard_type, standardize_types
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

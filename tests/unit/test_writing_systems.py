@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from rebuild.writing_systems import BLOCKS, FEWEST_LETTERS, count_scripts, other_script
+from rebuild.audit.writing_systems import BLOCKS, FEWEST_LETTERS, count_scripts, other_script
 
 INDIC = "BENGALI GURMUKHI GUJARATI ORIYA TAMIL TELUGU KANNADA MALAYALAM SINHALA"
 NAMES = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rebuild.devices import select_devices
-from rebuild.lease import lease_devices
-from rebuild.model import load_manifest
-from rebuild.server import start_server
+from rebuild.model.manifest import load_manifest
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import lease_devices
+from rebuild.serving.server import start_server
 from stage_model import stage_model
 from tests.support.trees import ROOT, copy_tree, run_snakemake, write_config
 

@@ -13,7 +13,7 @@ from tests.support.trees import copy_tree, write_config
 TEXT_ONLY = '''"""Stands in for the servers: says the same to everybody, and gives no ids."""
 from pathlib import Path
 
-from rebuild.conversation import begin_conversation
+from rebuild.generate.conversation import begin_conversation
 from rebuild.step import begin_step
 from rebuild.tables import GENERATED, TableWriter, iter_rows
 

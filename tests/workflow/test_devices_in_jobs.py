@@ -15,8 +15,8 @@ SLOTS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 LEASING = """
 import json, time
 from pathlib import Path
-from rebuild.devices import select_devices
-from rebuild.lease import check_granted, lease_devices
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import check_granted, lease_devices
 from rebuild.step import begin_step
 
 def note(event, devices):

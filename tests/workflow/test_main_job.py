@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rebuild.capture import capture, load_target
 from rebuild.files import read_json, sha256_file
+from rebuild.states.capture import capture, load_target
 from rebuild.tables import (
     GENERATED,
     HIDDEN_STATES,

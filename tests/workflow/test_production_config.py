@@ -10,12 +10,12 @@ import yaml
 from snakemake.utils import update_config
 from transformers import AutoTokenizer
 
-from rebuild.config import complete_config, load_schema
-from rebuild.devices import Device, select_devices
 from rebuild.files import read_json
-from rebuild.installed_flags import check_command, translate_flags
-from rebuild.layers import dflash_layers
-from rebuild.server_flags import server_arguments, server_environment
+from rebuild.serving.devices import Device, select_devices
+from rebuild.serving.flags import server_arguments, server_environment
+from rebuild.serving.installed_flags import check_command, translate_flags
+from rebuild.start.config import complete_config, load_schema
+from rebuild.states.layers import dflash_layers
 from rebuild.tables import iter_rows
 from tests.support.talking_qwen36 import talking_qwen36
 from tests.support.talks import TALKS, Talk

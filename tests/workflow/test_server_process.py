@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import requests
 
-from rebuild import server as server_module
-from rebuild.devices import select_devices
-from rebuild.lease import Lease, lease_devices, record_path
-from rebuild.processes import session_processes
-from rebuild.server import Server, ServerDied, count_tokens, reserve_port, start_server
+from rebuild.serving import server as server_module
+from rebuild.serving.devices import select_devices
+from rebuild.serving.lease import Lease, lease_devices, record_path
+from rebuild.serving.processes import session_processes
+from rebuild.serving.server import Server, ServerDied, count_tokens, reserve_port, start_server
 from tests.support import serve_job
 from tests.support.tiny_llama import build_tiny_llama
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import requests
 
-from rebuild.chat import load_tokenizer, render_prompt, to_chat_messages
+from rebuild.tokens.chat import load_tokenizer, render_prompt, to_chat_messages
 from tests.support.conversations import CONVERSATIONS, UNUSUAL_TOOLS, WEATHER
 
 TOOLS: dict[str, list[dict[str, Any]]] = {

@@ -10,13 +10,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "workflow" / "scripts"))
 
-from rebuild.config import complete_config, load_schema
-from rebuild.devices import device_limit
-from rebuild.driver_lock import DriverLock
+from rebuild.start.config import complete_config, load_schema
+from rebuild.serving.devices import device_limit
+from rebuild.start.driver_lock import DriverLock
 from rebuild.errors import StepError
-from rebuild.recipe import check_recipe, fingerprints, make_recipe, record_recipe
+from rebuild.start.recipe import check_recipe, fingerprints, make_recipe, record_recipe
 from rebuild.shards import CANARY, awaits_canary, needed, shard_names
-from rebuild.start_checks import check_start
+from rebuild.start.checks import check_start
 from rebuild.step import DRIVER_PID
 from snakemake.io import apply_wildcards
 

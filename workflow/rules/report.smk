@@ -6,7 +6,7 @@ OUTPUTS  results/{run}/report.html, one self-contained file, also when shards fa
 
 from functools import partial
 
-from rebuild.report_inputs import evidence_to_report
+from rebuild.report.inputs import evidence_to_report
 
 
 rule make_report:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from rebuild.approval import approve, read_verdict
+from rebuild.audit.approval import approve, read_verdict
 from rebuild.errors import StepError
 from rebuild.files import write_json
 from rebuild.step import begin_step, say

@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from rebuild.approval import refusal
-from rebuild.dataset_facts import dataset_facts
-from rebuild.dataset_readers import describe_dataset, read_dataset
+from rebuild.audit.approval import refusal
+from rebuild.audit.dataset_facts import dataset_facts
+from rebuild.audit.facts import Facts
+from rebuild.audit.target import Target, load_folder
+from rebuild.audit.verdict import SCHEMA_VERSION, judge, look_at, verdict_lines
+from rebuild.datasets.readers import describe_dataset, read_dataset
 from rebuild.errors import StepError
-from rebuild.facts import Facts
 from rebuild.files import write_json
 from rebuild.progress import Progress
 from rebuild.step import begin_step, say, show
-from rebuild.target import Target, load_folder
-from rebuild.verdict import SCHEMA_VERSION, judge, look_at, verdict_lines
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 16 << 20

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from rebuild.approval import read_verdict
-from rebuild.checks import Finding
-from rebuild.digest import read_digest
+from rebuild.audit.approval import read_verdict
+from rebuild.audit.checks import Finding
+from rebuild.audit.digest import read_digest
+from rebuild.audit.verdict import SCHEMA_VERSION, Found, judge, shard_name, verdict_lines
 from rebuild.files import write_json
 from rebuild.step import begin_step, say
-from rebuild.verdict import SCHEMA_VERSION, Found, judge, shard_name, verdict_lines
 
 EXAMPLES = 12
 

@@ -13,19 +13,19 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from rebuild.answer_facts import COLUMNS, Asked, answer_facts, example, read_asked
-from rebuild.chat import template_arguments
-from rebuild.digest import DIGEST, read_digest
-from rebuild.drift import retokenization
-from rebuild.facts import ANSWERED, Facts
+from rebuild.audit.answer_facts import COLUMNS, Asked, answer_facts, example, read_asked
+from rebuild.audit.digest import DIGEST, read_digest
+from rebuild.audit.facts import ANSWERED, Facts
+from rebuild.audit.held_out import HeldOut, read_held_out
+from rebuild.audit.sample_facts import sample_facts
+from rebuild.audit.target import Target, load_target
+from rebuild.audit.verdict import SCHEMA_VERSION, judge, look_at, verdict_lines
 from rebuild.files import sha256_file, write_json
-from rebuild.held_out import HeldOut, read_held_out
-from rebuild.model import load_manifest
-from rebuild.sample_facts import sample_facts
+from rebuild.model.manifest import load_manifest
 from rebuild.step import begin_step, say
 from rebuild.tables import GENERATED, TOKENIZED, TableWriter, iter_rows, open_parquet, read_metadata
-from rebuild.target import Target, load_target
-from rebuild.verdict import SCHEMA_VERSION, judge, look_at, verdict_lines
+from rebuild.texts.drift import retokenization
+from rebuild.tokens.chat import template_arguments
 
 SAMPLE_COLUMNS = [name for name in TOKENIZED.names if name != "prompt_id"]
 BATCH_ROWS = 256

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rebuild.approval import check_approval
+from rebuild.audit.approval import check_approval
 from rebuild.errors import StepError
 from rebuild.files import atomic_path
-from rebuild.masks import flat_values, list_lengths, mask_facts, row_starts, row_sums
 from rebuild.step import begin_step, say
 from rebuild.tables import open_parquet
+from rebuild.tokens.masks import flat_values, list_lengths, mask_facts, row_starts, row_sums
 
 TEXTS = ["source", "finish_reason", "mask_origin"]
 ABOUT = ["sample_id", "prompt_id", "turn", *TEXTS]

@@ -13,14 +13,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rebuild.approval import check_approval
-from rebuild.devices import Device, Setting, select_devices
+from rebuild.audit.approval import check_approval
 from rebuild.errors import StepError
 from rebuild.files import sha256_file, sha256_json
-from rebuild.layers import choose_layers
-from rebuild.lease import lease_devices
-from rebuild.model import ensure_model, load_manifest
-from rebuild.parts import (
+from rebuild.model.manifest import ensure_model, load_manifest
+from rebuild.progress import Progress
+from rebuild.serving.devices import Device, Setting, select_devices
+from rebuild.serving.lease import lease_devices
+from rebuild.states.judgement import LayerFacts, check_states, measure_states
+from rebuild.states.layers import choose_layers
+from rebuild.states.parts import (
     Part,
     begin_log,
     read_log,
@@ -28,10 +30,8 @@ from rebuild.parts import (
     remove_strays,
     whole_parts,
 )
-from rebuild.progress import Progress
-from rebuild.samples import Sample, cut, iter_samples
-from rebuild.specforge import DTYPE, KEY, SUFFIX, file_name, write_sample
-from rebuild.states import LayerFacts, check_states, measure_states
+from rebuild.states.samples import Sample, cut, iter_samples
+from rebuild.states.specforge import DTYPE, KEY, SUFFIX, file_name, write_sample
 from rebuild.step import begin_step, say
 from rebuild.tables import HIDDEN_STATES, TableWriter, read_metadata
 
@@ -67,7 +67,7 @@ def extract_hidden_states(
 
     `approved` is the audit's approval of exactly this `tokenized`.
 
-    `layers` are ids as in `rebuild.layers`, or auto; `compute_dtype` is that of the forward pass, auto being
+    `layers` are ids as in `rebuild.states.layers`, or auto; `compute_dtype` is that of the forward pass, auto being
     float32 on a CPU and bfloat16 on a GPU. Samples are cut to `max_length` tokens; those with nothing to train
     on after the cut are left out and counted. A log in `folder` tells finished samples, which are not computed again.
 
@@ -151,7 +151,7 @@ def leased_capture(
         if device.kind == "gpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid
         # Only now: CUDA reads the variable once, when some library first asks what devices there are.
-        from rebuild.capture import capture, load_target
+        from rebuild.states.capture import capture, load_target
 
         target = load_target(
             ensure_model(manifest),

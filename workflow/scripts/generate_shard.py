@@ -10,23 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rebuild.answers import Judge
-from rebuild.asking import Asker
-from rebuild.chat import THINK_END, THINK_START, load_tokenizer, stop_ids, token_id
-from rebuild.devices import select_devices
-from rebuild.external import ExternalServers
 from rebuild.files import sha256_json
-from rebuild.generated_table import write_generated
-from rebuild.generation import ShardGeneration
-from rebuild.installed_flags import translate_flags
-from rebuild.lease import Lease, check_granted, lease_devices
-from rebuild.model import Model, ensure_model, load_manifest
-from rebuild.partial_log import PartialLog
-from rebuild.server import start_server
-from rebuild.serving import AnyServer, ServingOptions, Timing, answer_shard
+from rebuild.generate.answers import Judge
+from rebuild.generate.asking import Asker
+from rebuild.generate.generated_table import write_generated
+from rebuild.generate.generation import ShardGeneration
+from rebuild.generate.partial_log import PartialLog
+from rebuild.generate.text_answers import text_outcome
+from rebuild.model.manifest import Model, ensure_model, load_manifest
+from rebuild.serving.devices import select_devices
+from rebuild.serving.external import ExternalServers
+from rebuild.serving.installed_flags import translate_flags
+from rebuild.serving.lease import Lease, check_granted, lease_devices
+from rebuild.serving.server import start_server
+from rebuild.serving.serving import AnyServer, ServingOptions, Timing, answer_shard
 from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
-from rebuild.text_answers import text_outcome
+from rebuild.tokens.chat import THINK_END, THINK_START, load_tokenizer, stop_ids, token_id
 
 
 def generate_shard(

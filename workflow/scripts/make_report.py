@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rebuild.files import atomic_path
-from rebuild.report_evidence import (
+from rebuild.report.evidence import (
     mapping,
     read_json_leniently,
     read_judged,
     read_times,
 )
-from rebuild.report_page import Paperwork, render_page
+from rebuild.report.page import Paperwork, render_page
 from rebuild.step import begin_step, say
 
 

@@ -9,15 +9,13 @@ from typing import Any
 
 import orjson
 
-from rebuild.canary import HOW, Portion, Strata, choose_canary
 from rebuild.errors import StepError
 from rebuild.files import write_json
 from rebuild.progress import Progress
-from rebuild.prompt_refusal import REASONS, Refusal
-from rebuild.prompt_rows import SourceRow, read_rows
-from rebuild.prompt_sources import check_unchanged, source_identity
-from rebuild.prompt_spill import Spill, assign_rows, check_enough, rows_without
-from rebuild.prompts import (
+from rebuild.prompts.canary import HOW, Portion, Strata, choose_canary
+from rebuild.prompts.refusal import REASONS, Refusal
+from rebuild.prompts.rows import SourceRow, read_rows
+from rebuild.prompts.rows_to_prompts import (
     MAX_CHARS,
     Prompt,
     canonical,
@@ -26,6 +24,8 @@ from rebuild.prompts import (
     given_id,
     to_prompt,
 )
+from rebuild.prompts.sources import check_unchanged, source_identity
+from rebuild.prompts.spill import Spill, assign_rows, check_enough, rows_without
 from rebuild.shards import CANARY
 from rebuild.step import begin_step, say
 from rebuild.tables import PROMPTS, REJECTED, ROW_GROUP, SCHEMA_VERSION, TableWriter
@@ -62,7 +62,7 @@ def shard_prompts(
 ) -> None:
     """Write the prompts of `source` to `out_dir/<shard>.parquet`, with `rejected.parquet` and `manifest.json`.
 
-    Every row is accepted or rejected with a reason (`rebuild.prompts.REASONS`); `limit` ends the
+    Every row is accepted or rejected with a reason (`rebuild.prompts.rows_to_prompts.REASONS`); `limit` ends the
     reading after that many accepted ones. `canary` of the accepted ones (0 is none) make up the shard
     of that name, and what they leave is dealt out to `shards`. The manifest is written last.
 

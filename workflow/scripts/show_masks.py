@@ -16,10 +16,10 @@ from typing import Any, TextIO
 
 from rebuild.errors import StepError
 from rebuild.files import atomic_path
-from rebuild.mask_view import View, terminal_text, view_sample
-from rebuild.mask_view_page import masks_page
-from rebuild.mask_view_tokens import Vocabulary, read_vocabulary, to_tokens, unknown_ids
-from rebuild.model import load_manifest
+from rebuild.mask_view.page import masks_page
+from rebuild.mask_view.text import View, terminal_text, view_sample
+from rebuild.mask_view.tokens import Vocabulary, read_vocabulary, to_tokens, unknown_ids
+from rebuild.model.manifest import load_manifest
 from rebuild.tables import open_parquet
 
 NEEDED = {"sample_id", "input_ids", "loss_mask"}
@@ -157,7 +157,9 @@ def find_model(tokenized: Path, given: Path | None) -> tuple[Path, bool]:
 
 def load_vocabulary(folder: Path, trust_remote_code: bool) -> Vocabulary:
     """Return the vocabulary of the tokenizer in a model's folder."""
-    from rebuild.chat import load_tokenizer  # here: seconds, which a wrong argument need not cost
+    from rebuild.tokens.chat import (
+        load_tokenizer,  # here: seconds, which a wrong argument need not cost
+    )
 
     return read_vocabulary(load_tokenizer(folder, trust_remote_code))
 

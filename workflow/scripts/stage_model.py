@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from rebuild.chat import load_tokenizer, template_sha256
 from rebuild.errors import StepError
 from rebuild.files import write_json
-from rebuild.layers import choose_layers
-from rebuild.model import MANIFEST_VERSION, Model, describe_config
-from rebuild.model_copies import copy_model
-from rebuild.model_files import check_folder, content_sha256, hash_files
-from rebuild.model_source import obtain_model
+from rebuild.model.copies import copy_model
+from rebuild.model.files import check_folder, content_sha256, hash_files
+from rebuild.model.manifest import MANIFEST_VERSION, Model, describe_config
+from rebuild.model.source import obtain_model
+from rebuild.states.layers import choose_layers
 from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
+from rebuild.tokens.chat import load_tokenizer, template_sha256
 
 
 def stage_model(

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from rebuild.errors import StepError
 from rebuild.files import forget_partial
-from rebuild.masks import join_ids, list_lengths
 from rebuild.step import begin_step, say
 from rebuild.tables import TOKENIZED, TableWriter, open_parquet, read_metadata
-from rebuild.text_rows import ANSWERED, TEXTS, UNSTABLE, TextRows, with_origin
+from rebuild.texts.rows import ANSWERED, TEXTS, UNSTABLE, TextRows, with_origin
+from rebuild.tokens.masks import join_ids, list_lengths
 
 COPIED = ["sample_id", "prompt_id", "turn", "source", "finish_reason"]
 COLUMNS = [*COPIED, "prompt_token_ids", "response_token_ids", "status", "completion_tokens"]

@@ -1,0 +1,1 @@
+"""The facts about rows, the checks on them, and the verdict."""

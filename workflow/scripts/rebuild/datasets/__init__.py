@@ -1,0 +1,1 @@
+"""Readers of tokenized data sets, whoever made them."""

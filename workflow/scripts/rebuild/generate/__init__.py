@@ -1,0 +1,1 @@
+"""Asking a server, judging its replies, and keeping every answer."""

@@ -1,0 +1,1 @@
+"""From the rows of a source to prompts in shards."""

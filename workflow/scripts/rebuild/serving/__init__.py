@@ -1,0 +1,1 @@
+"""SGLang servers and the devices that they run on."""

@@ -1,0 +1,1 @@
+"""Conversations and answers as token ids and loss masks."""
