@@ -238,7 +238,9 @@ def test_make_masks_hands_its_variables_to_the_command(tmp_path: Path) -> None:
     given = ["FILE=a/b.parquet", "SAMPLES=p1_gen0 p2_gen0", "HTML=masks.html"]
     make = ["make", "--dry-run", "masks", f"VENV={tmp_path}", *given]
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
-    line = done.stdout.splitlines()[-1].partition("python workflow/scripts/show_masks.py ")[2]
+    # within `make test`, make also says which folder it enters and leaves
+    (line,) = [line for line in done.stdout.splitlines() if "show_masks.py" in line]
+    line = line.partition("python workflow/scripts/show_masks.py ")[2]
     arguments = parse_arguments(shlex.split(line))
     assert arguments["tokenized"] == Path("a/b.parquet")
     assert arguments["samples"] == ["p1_gen0", "p2_gen0"]

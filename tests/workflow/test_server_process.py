@@ -26,7 +26,7 @@ from rebuild.serving.server import Server, ServerDied, count_tokens, reserve_por
 from tests.support import serve_job
 from tests.support.tiny_llama import build_tiny_llama
 
-SCRIPTS = Path(server_module.__file__).parents[1]
+SCRIPTS = serve_job.ROOT / "workflow" / "scripts"
 READY_S = 600.0
 GONE_S = 10.0
 CPU = select_devices(["cpu"])
@@ -249,7 +249,8 @@ def test_no_server_process_outlives_its_job(
     command = [sys.executable, serve_job.__file__, str(manifest), str(leases), str(tmp_path)]
     job = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SCRIPTS)})
     first = tmp_path / ("server.pid" if moment == "while it loads" else "ready")
-    assert wait_for(first.exists, READY_S), (tmp_path / "job.log").read_text()
+    assert wait_for(lambda: first.exists() or job.poll() is not None, READY_S)
+    assert first.exists(), (tmp_path / "job.log").read_text()
     time.sleep(random.uniform(0, 5))
     server_pid = int((tmp_path / "server.pid").read_text())
     assert session_processes(server_pid)
