@@ -131,3 +131,25 @@ def write_index(path: Path, **facts: str) -> None:
     """Write an index of hidden states without rows."""
     with TableWriter(path, HIDDEN_STATES, facts):
         pass
+
+
+@pytest.mark.parametrize("answers", [clean_answers(20), disaster_answers(20)])
+def test_what_an_earlier_approval_made_possible_goes_when_the_shard_is_refused(
+    tmp_path: Path, answers: list[dict[str, Any]]
+) -> None:
+    shard = audited(tmp_path, answers)
+    earlier = [tmp_path / "run.approved", tmp_path / "00000.jsonl"]
+    for path in earlier:
+        path.touch()
+    refused = shard.audit()["verdict"] == "fail"
+    try:
+        approve_shard(
+            shard.evidence,
+            shard.approved,
+            accept={},
+            index=tmp_path / "none.parquet",
+            withdrawn=[*earlier, tmp_path / "never-there"],
+        )
+    except StepError:
+        assert refused
+    assert [path.exists() for path in earlier] == [not refused] * 2

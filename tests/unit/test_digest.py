@@ -114,6 +114,7 @@ def test_a_set_of_which_only_training_rows_are_known_is_told_by_its_masks() -> N
     samples = pd.DataFrame({"sample_id": ["a", "b"], "mask_sum": [7, 9], "seq_len": [10, 20]})
     samples = samples.assign(ids_len=[10, 20], answer_key=np.array([2**63 + 1, 5], np.uint64))
     samples["context_key"] = np.array([3, 2**64 - 1], np.uint64)
+    samples["before_id"] = [198, 198]
     sketches = sketch_texts(["the question of the first row", ""])
     digest = make_digest(Facts(samples=samples, sketches=sketches))
     assert digest["trained"].to_pylist() == [True, True]

@@ -29,6 +29,8 @@ def table(*rows: dict[str, Any]) -> pa.Table:
         "whole": False,
         "prompt_key": 0,
         "answer_key": 0,
+        "context_key": 0,
+        "before_id": -1,
     }
     return pa.Table.from_pylist([missing | row for row in rows], schema=DIGEST)
 

@@ -292,14 +292,15 @@ def test_a_mask_that_is_shifted_by_one_is_caught_in_either_direction(
 ) -> None:
     early = first(lambda row: masked(row, [*row["loss_mask"][1:], 0]), ROWS)
     late = first(lambda row: masked(row, [0, *row["loss_mask"][:-1]]), ROWS)
-    assert failed_checks(audit(qwen, thinking, early)) == {"usage_mismatch_rows"}
+    caught = {"usage_mismatch_rows", "wrong_end_rows"}
+    assert failed_checks(audit(qwen, thinking, early)) == caught
     assert failed_checks(audit(qwen, thinking, late)) == {"usage_mismatch_rows"}
 
 
 def test_a_mask_over_the_prompt_is_caught(audit: Any, smol: Speaker, plain: Data) -> None:
     everything = first(lambda row: masked(row, [1] * row["seq_len"]))
     evidence = audit(smol, plain, everything)
-    assert failed_checks(evidence) == {"usage_mismatch_rows"}
+    assert failed_checks(evidence) == {"usage_mismatch_rows", "unprompted_rows"}
     assert named(evidence, "usage_mismatch_rows") == ["p0_gen0"]
 
 

@@ -70,8 +70,24 @@ def test_words_are_runs_of_letters_and_digits_of_any_script() -> None:
         "в",
         "3",
         "часа",
-        "東京",
+        "東",
+        "京",
     ]
+
+
+def test_a_held_out_text_in_a_script_without_spaces_is_found(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(
+        "潮の満ち引きはなぜ起こるのか、子どもに説明してください。\n", encoding="utf-8"
+    )
+    listed = read_held_out(tmp_path / "list.txt")
+    asked = {
+        "role": "user",
+        "content": "質問です。潮の満ち引きはなぜ起こるのか、子どもに説明してください。",
+    }
+    assert listed.shared([asked])
+    assert not listed.shared(
+        [asked | {"content": "東京の天気について短い詩を書いてください。お願いします。"}]
+    )
 
 
 def test_a_text_of_n_words_has_n_less_twelve_runs() -> None:

@@ -222,7 +222,8 @@ def test_reading_holds_a_few_row_groups_in_memory_whatever_the_size_of_the_file(
 
 @pytest.mark.parametrize("kept", [0, 4, 200, -1], ids=["empty", "magic only", "half", "last byte"])
 def test_a_file_that_is_cut_short_is_named_with_what_to_do(tmp_path: Path, kept: int):
-    path = tmp_path / "00000.parquet"
+    path = tmp_path / "results" / "00000.parquet"
+    path.parent.mkdir()
     with TableWriter(path, TOKENIZED, {}) as writer:
         writer.write(rows(100))
     path.write_bytes(path.read_bytes()[:kept])
@@ -230,6 +231,13 @@ def test_a_file_that_is_cut_short_is_named_with_what_to_do(tmp_path: Path, kept:
         open_parquet(path)
     assert str(path) in error.value.what
     assert f"rm {path}" in error.value.remedy
+
+
+def test_nobody_is_told_to_remove_a_file_that_this_workflow_cannot_make_again(tmp_path: Path):
+    (tmp_path / "mine.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StepError) as error:
+        open_parquet(tmp_path / "mine.parquet")
+    assert "rm " not in error.value.remedy
 
 
 def test_a_missing_file_is_named(tmp_path: Path):

@@ -252,6 +252,22 @@ def test_an_approval_of_the_canary_that_is_touched_or_made_anew_redoes_nothing(g
     assert planned(guarded_copy, *limits) == {}
 
 
+def test_another_held_out_list_has_all_judged_again_though_it_is_older_than_the_run(
+    guarded_copy: Path,
+):
+    held_out = guarded_copy / "held.txt"
+    held_out.write_text("What would a baker of the twelfth century say?\n")
+    os.utime(held_out, (0, 0))
+    listed = ["--config", "audit={decontaminate: held.txt}"]
+    assert planned(guarded_copy, *listed) == ALL_JUDGED
+    assert run_tree(guarded_copy, *listed).returncode == 0
+    assert planned(guarded_copy, *listed) == {}
+    held_out.write_text("What would a mason of the twelfth century say?\n")
+    os.utime(held_out, (0, 0))
+    assert planned(guarded_copy, *listed) == ALL_JUDGED
+    assert planned(guarded_copy) == ALL_JUDGED
+
+
 def test_a_missing_approval_of_the_canary_has_no_other_shard_made_again(guarded_copy: Path):
     (guarded_copy / "results" / "demo" / "audit" / "canary.approved").unlink()
     done = run_tree(guarded_copy)

@@ -29,6 +29,7 @@ rule audit_shard:
         limits=config["audit"]["limits"],
         chat_template_kwargs=config["sampling"]["chat_template_kwargs"],
         history_reasoning=config["generate"]["history_reasoning"],
+        held_out=held_out,
     message:
         "Auditing shard {wildcards.shard}"
     script:
@@ -51,6 +52,7 @@ rule approve_shard:
     params:
         accept=config["audit"]["accept"],
         index="results/{run}/hidden_states/{shard}.parquet",
+        withdrawn=["results/{run}/audit/run.approved", "results/{run}/export/{shard}.jsonl"],
     message:
         "Approving shard {wildcards.shard}"
     script:
@@ -123,8 +125,8 @@ rule audit_dataset:
         "../../envs/cpu.yaml"
     threads: workflow.cores or 1
     params:
-        dataset=config["dataset"],
-        model=config["dataset_model"],
+        dataset=lambda wildcards: config["dataset"],
+        model=lambda wildcards: config["dataset_model"],
         evidence="results/{run}/audit_dataset.json".format(run=RUN),
         limits=config["audit"]["limits"],
     message:

@@ -14,6 +14,7 @@ from rebuild.start.config import complete_config, load_schema
 from rebuild.serving.devices import device_limit
 from rebuild.start.driver_lock import DriverLock
 from rebuild.errors import StepError
+from rebuild.files import sha256_file
 from rebuild.start.recipe import check_recipe, fingerprints, make_recipe, record_recipe
 from rebuild.shards import CANARY, awaits_canary, needed, shard_names
 from rebuild.start.checks import check_start
@@ -86,6 +87,12 @@ def shard_in_words(wildcards, input):
     if wildcards.shard == CANARY:
         return "the canary, which all other shards wait for"
     return f"shard {wildcards.shard}"
+
+
+def held_out(wildcards):
+    """Return the list that no prompt may share, and its content: another one has every shard audited again."""
+    path = config["audit"]["decontaminate"]
+    return [path, sha256_file(Path(path))] if path and Path(path).is_file() else [path]
 
 
 def canary_digest(wildcards):

@@ -1,5 +1,6 @@
 """Let an audited shard pass to the expensive phases, or stop with the worst reasons and the ways out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,31 @@ from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
 
 
-def approve_shard(evidence: Path, approved: Path, *, accept: dict[Any, str], index: Path) -> None:
+def approve_shard(
+    evidence: Path,
+    approved: Path,
+    *,
+    accept: dict[Any, str],
+    index: Path,
+    withdrawn: Sequence[Path] = (),
+) -> None:
     """Write `approved` if the verdict in `evidence` is pass, or is waived with a reason in `accept`.
 
     `accept` maps shards (as five digits or a number) to reasons. The file has no date in it, so that
-    a second audit of the same data changes nothing downstream.
+    a second audit of the same data changes nothing downstream. What an earlier approval had made possible
+    and is made again in seconds (`withdrawn`) goes with it.
 
     Raises:
         StepError: the shard failed and is not waived, its waiver has no reason, the evidence
             cannot be read, or hidden states (`index`) are there already that are of other samples.
     """
     verdict = read_verdict(evidence)
-    approval = approve(verdict, evidence, accept)
+    try:
+        approval = approve(verdict, evidence, accept)
+    except StepError:
+        for path in withdrawn:
+            path.unlink(missing_ok=True)
+        raise
     check_states(index, approval["shard"], verdict["tokenized_sha256"])
     write_json(approved, approval | {"tokenized_sha256": verdict["tokenized_sha256"]})
     reason = approval["reason"]
@@ -54,4 +68,5 @@ if __name__ == "__main__":
         approved=Path(snakemake.output.approved),
         accept=snakemake.params.accept,
         index=Path(snakemake.params.index),
+        withdrawn=[Path(path) for path in snakemake.params.withdrawn],
     )

@@ -12,7 +12,7 @@ from rebuild.audit.approval import refusal
 from rebuild.audit.dataset_facts import dataset_facts
 from rebuild.audit.facts import Facts
 from rebuild.audit.target import Target, load_folder
-from rebuild.audit.verdict import SCHEMA_VERSION, judge, look_at, verdict_lines
+from rebuild.audit.verdict import SCHEMA_VERSION, judge, judged_share, look_at, verdict_lines
 from rebuild.datasets.readers import describe_dataset, read_dataset
 from rebuild.errors import StepError
 from rebuild.files import write_json
@@ -61,7 +61,12 @@ def audit_dataset(
         remedy = f"look at the samples, and at why and evidence in {evidence}. If the data is good and a limit is wrong "
         remedy += "for it, set that limit in audit.limits"
         raise refusal(f"the data set {dataset}", verdict, evidence, remedy)
-    return [f"{dataset}: {verdict['verdict']} (evidence: {evidence})", *verdict_lines(verdict)]
+    lines = [f"{dataset}: {judged_share(verdict)}; evidence: {evidence}", *verdict_lines(verdict)]
+    if not model:
+        lines.append(
+            "what the answers say is judged with their model's tokenizer: dataset_model=FOLDER"
+        )
+    return lines
 
 
 def read_parts(dataset: Path, target: Target | None, threads: int) -> Iterator[Facts]:

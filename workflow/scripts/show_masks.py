@@ -115,6 +115,18 @@ def nearest(name: str, names: Sequence[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, around, n=count, cutoff=0)
 
 
+def whole_number(text: str) -> int:
+    """Return a number of samples.
+
+    Raises:
+        ValueError: it is not a whole number from 1 on; argparse says so.
+    """
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def random_rows(names: Sequence[str], count: int, seed: int) -> list[int]:
     """Return `count` different rows that chance chooses, in order; all of them if there are no more."""
     return sorted(random.Random(seed).sample(range(len(names)), min(count, len(names))))
@@ -184,7 +196,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description="Show what of a sample is trained on.")
     parser.add_argument("tokenized", type=Path, help="results/<run>/tokenized/<shard>.parquet")
     parser.add_argument("--sample", nargs="+", default=[], metavar="ID", dest="samples")
-    parser.add_argument("--random", type=int, default=3, metavar="N", dest="count", help="3")
+    parser.add_argument(
+        "--random", type=whole_number, default=3, metavar="N", dest="count", help="3"
+    )
     parser.add_argument("--seed", type=int, help="choose the same random samples again")
     parser.add_argument("--html", type=Path, metavar="FILE", dest="page", help="write a page")
     parser.add_argument("--model", type=Path, help="folder with the tokenizer, or a model manifest")

@@ -193,5 +193,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
             f"cannot read the Parquet file {path}",
             expected="a whole Parquet file written by an earlier phase",
             seen=str(error),
-            remedy=f"remove it, then run `snakemake --rerun-incomplete` to have it made again: rm {path}",
+            remedy=f"remove it, then run `snakemake --rerun-incomplete` to have it made again: rm {path}"
+            if "results" in path.parts
+            else "take the file from where it comes from once more",
         ) from error

@@ -129,7 +129,8 @@ def find_truncated(facts: Facts) -> Finding | None:
         return None
     answered = answered_rows(facts)
     rows = answered[(answered["status"] == "truncated") | (answered["finish_reason"] == "length")]
-    template = "{completion_tokens} tokens, finish_reason {finish_reason}"
+    counted = "{completion_tokens} tokens, " if "completion_tokens" in rows else ""
+    template = counted + "finish_reason {finish_reason}"
     return affected(rows, len(answered), "are cut or never end their thought", template)
 
 
@@ -242,16 +243,33 @@ def find_unpaired_masks(facts: Facts) -> Finding:
 
 
 def find_wrong_ends(facts: Facts) -> Finding | None:
-    """Rows that end with a stop token though the answer was cut, or without one though it stopped by itself."""
-    if facts.stop_ids is None or "finish_reason" not in facts.samples:
+    """Rows that end with a stop token though the answer was cut, or without one though it stopped by itself.
+
+    Also those whose stop token stands right behind the supervised tokens instead of being the last of them.
+    """
+    if facts.stop_ids is None:
         return None
-    rows = facts.samples[facts.samples["finish_reason"].isin(["stop", "tool_calls", "length"])]
-    if facts.max_length is not None:
-        rows = rows[rows["seq_len"] < facts.max_length]
-    stopped = rows["finish_reason"] != "length"
-    wrong = rows[stopped.astype(bool) != rows["last_id"].isin(facts.stop_ids)]
-    what = "end otherwise than their finish_reason says"
-    return affected(wrong, len(rows), what, "finish_reason {finish_reason}, last id {last_id}")
+    rows = facts.samples
+    left_out = rows["after_id"].isin(facts.stop_ids) & ~rows["end_id"].isin(facts.stop_ids)
+    if "finish_reason" in rows:
+        told = rows["finish_reason"].isin(["stop", "tool_calls", "length"])
+        whole = rows["seq_len"] < (math.inf if facts.max_length is None else facts.max_length)
+        stopped = (rows["finish_reason"] != "length").fillna(False).astype(bool)
+        wrong = told & whole & (stopped != rows["last_id"].isin(facts.stop_ids))
+        left_out = left_out | wrong.astype(bool)
+    else:
+        rows = rows.assign(finish_reason="unknown")
+    what = "end otherwise than their finish_reason says, or leave the stop token out"
+    template = "finish_reason {finish_reason}, last supervised id {end_id}, then {after_id}"
+    return affected(rows[left_out], len(rows), what, template)
+
+
+def find_unprompted(facts: Facts) -> Finding:
+    """Rows that are supervised from their very first token on."""
+    rows = facts.samples
+    wrong = rows[(rows["mask_first"] == 0) & (rows["mask_sum"] > 0)]
+    template = "{mask_sum} of {seq_len} tokens are supervised, the first one among them"
+    return affected(wrong, len(rows), "are supervised from their first token on", template)
 
 
 def find_short_answers(facts: Facts) -> Finding:
@@ -437,6 +455,14 @@ CHECKS = (
         0,
         "SpecForge's loader stops the training at a row without two neighbouring supervised tokens.",
         find_unpaired_masks,
+    ),
+    Check(
+        "unprompted_rows",
+        "rows",
+        0,
+        "An answer has something ahead of it that it answers: a mask that begins with the row covers the prompt, or is "
+        "the wrong way round.",
+        find_unprompted,
     ),
     Check(
         "wrong_end_rows",

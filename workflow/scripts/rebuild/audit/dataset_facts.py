@@ -1,5 +1,6 @@
 """The facts about training rows from elsewhere: only ids and masks are sure to be there, texts are decoded."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,16 @@ def dataset_facts(batch: Any, target: Target | None) -> Facts:
     supervised = aligned_mask(one_array(batch["loss_mask"]), lengths)
     context, context_starts = chosen(ids, ~supervised, starts)
     answers = pd.DataFrame(index=samples.index)
+    answers["sample_id"] = samples["sample_id"]
     if "finish_reason" in samples:
         answers["finish_reason"] = samples["finish_reason"]
-    answers["sample_id"] = samples["sample_id"]
-    answers["status"] = np.where(cut_short(samples), "truncated", "ok")
+    elif target:
+        answers["finish_reason"] = told_by_its_end(samples, target)
+    cut = answers.get("finish_reason", pd.Series("", index=answers.index)) == "length"
+    answers["status"] = np.where(cut.fillna(False).astype(bool), "truncated", "ok")
     if target:
-        said, said_starts = chosen(ids, supervised, starts)
-        rows = np.split(said, said_starts[1:-1])
-        texts = [judge_text(row, target) for row in rows[: len(samples)]]
+        rows = (slice(*pair) for pair in pairwise(starts))
+        texts = [judge_row(ids[row], supervised[row], target) for row in rows]
         answers[TEXTS] = pd.DataFrame(texts, columns=TEXTS, index=answers.index)
     return Facts(
         samples=samples,
@@ -42,25 +45,36 @@ def dataset_facts(batch: Any, target: Target | None) -> Facts:
     )
 
 
-def cut_short(samples: pd.DataFrame) -> "pd.Series[bool]":
-    """Tell which rows say of themselves that the token limit cut them."""
-    if "finish_reason" not in samples:
-        return pd.Series(False, index=samples.index)
-    return (samples["finish_reason"] == "length").fillna(False).astype(bool)
+def told_by_its_end(samples: pd.DataFrame, target: Target) -> NDArray[Any]:
+    """Return why each answer ended, as far as its last ids tell: by its stop token, or cut."""
+    stops = target.judge.stop_ids
+    stopped = samples["end_id"].isin(stops) | samples["after_id"].isin(stops)
+    return np.where(stopped, "stop", "length")
 
 
 TEXTS = ["kind", "excerpt", "stray_marker"]
+WORST = ("empty", "trivial", "said")
 
 
-def judge_text(ids: NDArray[Any], target: Target) -> tuple[str, str, str]:
-    """Return what the supervised ids of a row amount to (`facts.answer_kind`), their beginning, and a stray marker."""
+def judge_row(
+    ids: NDArray[Any], supervised: NDArray[np.bool_], target: Target
+) -> tuple[str, str, str]:
+    """Return the values of TEXTS for a row, of its worst run of supervised ids; a row may hold several answers."""
+    edges = np.flatnonzero(np.diff(supervised.astype(np.int8), prepend=0, append=0))
+    runs = [judge_run(ids[begin:end], target) for begin, end in edges.reshape(-1, 2)]
+    if not runs:
+        return "", "", ""
+    kind, excerpt, _ = min(runs, key=lambda run: WORST.index(run[0]))
+    return kind, excerpt, next((marker for *_, marker in runs if marker), "")
+
+
+def judge_run(ids: NDArray[Any], target: Target) -> tuple[str, str, str]:
+    """Return what one run of supervised ids amounts to (`facts.answer_kind`), its beginning, and a stray marker."""
     known = ids[(ids >= 0) & (ids < target.vocab_size)]
     ended = len(known) > 0 and int(known[-1]) in target.judge.stop_ids
     said = known[:-1] if ended else known
-    text = target.judge.tokenizer.decode(
-        said
-    )  # the numbers of a list would be looked at one by one
+    # as an array: the numbers of a list would be looked at one by one
+    text = target.judge.tokenizer.decode(said)
     kind = answer_kind("ok", None, text, None, len(ids))
-    excerpt = repr(text[:EXCERPT])
     row = {"response_token_ids": said.tolist(), "finish_reason": "length", "content": None}
-    return kind, excerpt, target.stray_marker(row)
+    return kind, repr(text[:EXCERPT]), target.stray_marker(row)

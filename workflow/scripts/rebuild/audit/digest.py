@@ -19,7 +19,8 @@ from rebuild.tables import open_parquet
 NAME = pa.dictionary(pa.int32(), pa.string())
 SKETCH = pa.binary(4 * BINS)
 
-# trained: it is a training row. whole: nothing cut it short. Numbers that are not known are -1, texts null.
+# trained: it is a training row. whole: nothing cut it short. Numbers that are not known are -1, hashes 0, texts null.
+# context_key (of what is ahead of the answer) and sketch are there for the first row of each prompt alone.
 DIGEST = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -35,6 +36,8 @@ DIGEST = pa.schema(
         ("reasoning_tokens", pa.int32()),
         ("prompt_key", pa.uint64()),
         ("answer_key", pa.uint64()),
+        ("context_key", pa.uint64()),
+        ("before_id", pa.int32()),
         ("sketch", SKETCH),
         ("excerpt", pa.string()),
     ]
@@ -54,7 +57,7 @@ def make_digest(facts: Facts) -> pa.Table:
         samples = samples.reindex(rows["sample_id"])
     frame = pd.DataFrame({"sample_id": rows["sample_id"].to_numpy()})
     frame["trained"] = samples["mask_sum"].notna().to_numpy()
-    for name, missing in {"mask_sum": -1, "seq_len": -1, "answer_key": 0}.items():
+    for name, missing in {"mask_sum": -1, "seq_len": -1, "before_id": -1, "answer_key": 0}.items():
         frame[name] = samples[name].fillna(missing).to_numpy()
     for name in ["source", "status", "finish_reason", "excerpt"]:
         frame[name] = rows[name].to_numpy() if name in rows else None
@@ -62,6 +65,11 @@ def make_digest(facts: Facts) -> pa.Table:
     frame = frame.assign(**token_counts(rows))
     frame["prompt_key"] = prompt_keys(rows)
     frame["sketch"] = row_sketches(rows, facts)
+    frame["context_key"] = 0 if generated else rows["context_key"].to_numpy()
+    if not generated and has_prompt_ids(rows):
+        again = frame["prompt_key"].duplicated()
+        frame.loc[again, "context_key"] = 0
+        frame.loc[again, "sketch"] = None
     columns = [pa.array(frame[f.name], type=f.type, from_pandas=True) for f in DIGEST]
     return pa.table(columns, schema=DIGEST)
 
@@ -99,9 +107,14 @@ def token_counts(rows: pd.DataFrame) -> dict[str, Any]:
 
 def prompt_keys(rows: pd.DataFrame) -> NDArray[np.uint64]:
     """Return a hash that is the same for rows of the same prompt: of its id, else of what comes ahead of the answer."""
-    if "prompt_id" in rows and rows["prompt_id"].notna().all():
+    if has_prompt_ids(rows):
         return pd.util.hash_array(rows["prompt_id"].fillna("").to_numpy(dtype=object))
     return rows["context_key"].to_numpy(dtype=np.uint64)
+
+
+def has_prompt_ids(rows: pd.DataFrame) -> bool:
+    """Whether every row says which prompt it answers."""
+    return "prompt_id" in rows and bool(rows["prompt_id"].notna().all())
 
 
 def row_sketches(rows: pd.DataFrame, facts: Facts) -> list[bytes | None]:

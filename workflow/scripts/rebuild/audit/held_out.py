@@ -15,7 +15,9 @@ from rebuild.prompts.rows import read_rows
 
 WORDS = 13
 FEWEST = 4  # words; "Hello!" is no sign of anything
-WORD = re.compile(r"\w+")
+# Scripts without spaces between words have each of their characters for a word.
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 
 @dataclass(frozen=True)

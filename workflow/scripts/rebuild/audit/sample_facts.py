@@ -24,10 +24,12 @@ COUNTS = ["turn", "seq_len", "loss_tokens"]  # -1 where they are not known
 def sample_facts(batch: Any, vocab_size: int | None) -> pd.DataFrame:
     """Return one row for each row of `batch` (a table or record batch with input_ids and loss_mask).
 
-    Those of TEXTS and COUNTS that the batch has (seq_len and loss_tokens are counted where it lacks them); `ids_len`, `ids_bad` (negative), `ids_high` (beyond the vocabulary, if
-    its size is known), `last_id`; `masks.mask_facts`; `mask_runs` of supervised ids and the `mask_longest` of them; of the
-    supervised ids `answer_key` (a hash), `repetition` and `compression` (see `id_features`), of the others
-    `context_key`. Rows whose ids and mask differ in length have nothing supervised.
+    Those of TEXTS and COUNTS that the batch has (seq_len and loss_tokens are counted where it lacks them); `ids_len`,
+    `ids_bad` (negative), `ids_high` (beyond the vocabulary, if its size is known), `last_id`; `masks.mask_facts`;
+    `mask_runs` of supervised ids and the `mask_longest` of them; `before_id` ahead of the first supervised id, `end_id`
+    the last supervised one, `after_id` behind it (-1 for none); of the supervised ids `answer_key` (a hash), `repetition`
+    and `compression` (see `id_features`), of the others `context_key`. Rows whose ids and mask differ in length have
+    nothing supervised.
     """
     names = set(batch.schema.names)
     rows = text_columns(batch, [name for name in TEXTS if name in names])
@@ -47,6 +49,8 @@ def sample_facts(batch: Any, vocab_size: int | None) -> pd.DataFrame:
     rows["loss_tokens"] = rows.get("loss_tokens", rows["mask_sum"])
     supervised = aligned_mask(masks, lengths)
     rows["mask_runs"], rows["mask_longest"] = mask_runs(supervised, starts)
+    for name, values in neighbours(ids, supervised, starts).items():
+        rows[name] = values
     answers, answer_starts = chosen(ids, supervised, starts)
     context, context_starts = chosen(ids, ~supervised, starts)
     rows["answer_key"] = row_hashes(answers, answer_starts)
@@ -87,6 +91,26 @@ def chosen(
 ) -> tuple[NDArray[Any], Integers]:
     """Return the flagged ids of all rows, and where each row's begin."""
     return ids[flags], row_starts(row_sums(flags, starts))
+
+
+def neighbours(
+    ids: NDArray[Any], flags: NDArray[np.bool_], starts: Integers
+) -> dict[str, NDArray[Any]]:
+    """Return of each row the id ahead of its first flagged one, its last flagged id, and the one behind that; or -1."""
+    counts = row_sums(flags, starts)
+    told = counts > 0
+    places, ends = np.flatnonzero(flags), row_starts(counts)
+    first, last = places[ends[:-1][told]], places[ends[1:][told] - 1]
+    padded = np.append(ids, -1)
+    found = {
+        "before_id": np.where(first > starts[:-1][told], padded[first - 1], -1),
+        "end_id": padded[last],
+        "after_id": np.where(last + 1 < starts[1:][told], padded[last + 1], -1),
+    }
+    everywhere = {name: np.full(len(counts), -1, dtype=np.int64) for name in found}
+    for name, values in found.items():
+        everywhere[name][told] = values
+    return everywhere
 
 
 def mask_runs(flags: NDArray[np.bool_], starts: Integers) -> tuple[Integers, Integers]:

@@ -19,6 +19,10 @@ from rebuild.audit.checks import CASES, Finding
 from rebuild.audit.digest import numbers, unpack_sketches
 from rebuild.audit.near_duplicates import near_copies
 
+USUAL_STARTS = (
+    5  # tokens ahead of an answer: chat templates have one or two, a few with tools and thinking
+)
+FEWEST_STARTS = 50  # rows; among fewer, five tokens may be all there are
 FEWEST_TO_COMPARE = 8  # rows; the lengths of fewer say nothing about a distribution
 # What chance exceeds 1 in 1,000 times: a distance of this times sqrt((n + m) / (n m)), a normal variable of this.
 KOLMOGOROV = 1.949
@@ -29,11 +33,11 @@ NORMAL = 3.0902
 class SetCheck:
     """One check on a digest: its name in `audit.limits`, what is limited, the limit by default, and why it matters.
 
-    "share" is an upper limit on the affected rows, "distance" one on a value, "median" a lower one.
+    "rows" and "share" are upper limits on the affected rows, "distance" one on a value, "median" a lower one.
     """
 
     name: str
-    kind: Literal["share", "median", "distance"]
+    kind: Literal["rows", "share", "median", "distance"]
     default: float
     why: str
     find: Callable[[pa.Table, pa.Table | None], Finding | None]
@@ -83,16 +87,49 @@ def find_repeated_answers(digest: pa.Table, reference: pa.Table | None) -> Findi
 
 
 def find_near_duplicates(digest: pa.Table, reference: pa.Table | None) -> Finding | None:
-    """Prompts that are nearly the same as an earlier one."""
-    sketches, rows = unpack_sketches(digest["sketch"])
-    if not len(rows):
+    """Prompts that are the same as an earlier one, or nearly."""
+    sketches, sketched = unpack_sketches(digest["sketch"])
+    contexts = numbers(digest, "context_key")
+    asked = contexts != 0
+    asked[sketched] = True
+    if not asked.any():
         return None
+    first = np.full(len(digest), -1, dtype=np.int64)  # the earlier row that each one repeats
     nearest = near_copies(sketches)
-    found = np.flatnonzero(nearest >= 0)
-    firsts = rows[nearest[found[:CASES]]]
-    names = [digest["sample_id"][int(row)].as_py() for row in firsts]
-    cases = cases_of(digest, rows[found], "asks nearly what {other} asks", other=names)
-    return Finding(len(found), len(rows), "ask nearly what an earlier one asks", cases)
+    first[sketched[nearest >= 0]] = sketched[nearest[nearest >= 0]]
+    known = np.flatnonzero(contexts)
+    _, begin, group = np.unique(contexts[known], return_index=True, return_inverse=True)
+    leader = known[begin][group]
+    first[known[leader != known]] = leader[leader != known]
+    found = np.flatnonzero(first >= 0)
+    names = [digest["sample_id"][int(row)].as_py() for row in first[found[:CASES]]]
+    cases = cases_of(digest, found, "asks nearly what {other} asks", other=names)
+    return Finding(len(found), int(asked.sum()), "ask nearly what an earlier one asks", cases)
+
+
+def find_odd_starts(digest: pa.Table, reference: pa.Table | None) -> Finding | None:
+    """Rows whose answer does not begin where the others' do: behind another token than the usual ones."""
+    before = numbers(digest, "before_id")
+    rows = np.flatnonzero(before >= 0)
+    if len(rows) < FEWEST_STARTS:
+        return None
+    tokens, counts = np.unique(before[rows], return_counts=True)
+    usual = tokens[np.argsort(-counts, kind="stable")][:USUAL_STARTS]
+    odd = rows[~np.isin(before[rows], usual)]
+    what = f"begin behind another token than the {USUAL_STARTS} most frequent ones"
+    return Finding(len(odd), len(rows), what, cases_of(digest, odd, "begins behind id {before_id}"))
+
+
+def find_repeated_ids(digest: pa.Table, reference: pa.Table | None) -> Finding:
+    """Rows with the sample id of an earlier row."""
+    names = digest["sample_id"].combine_chunks().dictionary_encode()
+    codes = names.indices.to_numpy()
+    _, first = np.unique(codes, return_index=True)
+    again = np.ones(len(codes), dtype=bool)
+    again[first] = False
+    rows = np.flatnonzero(again)
+    what = "have the sample id of an earlier row"
+    return Finding(len(rows), len(codes), what, cases_of(digest, rows, "once more"))
 
 
 def find_poor_source(digest: pa.Table, reference: pa.Table | None) -> Finding | None:
@@ -186,6 +223,22 @@ def median_bound(values: NDArray[Any]) -> float:
 
 
 SET_CHECKS = (
+    SetCheck(
+        "repeated_id_rows",
+        "rows",
+        0,
+        "A sample that occurs twice is learnt twice, and what is filed under its id, such as its hidden states, belongs "
+        "to only one of the two.",
+        find_repeated_ids,
+    ),
+    SetCheck(
+        "odd_start_share",
+        "share",
+        0.05,
+        "Answers begin where the chat template hands over, behind the same few tokens: a mask that is shifted by a token "
+        "begins behind a different one in every row.",
+        find_odd_starts,
+    ),
     SetCheck(
         "mask_sum_mode_share",
         "share",

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from rebuild.errors import StepError
 from rebuild.generate.answers import Judge, decodes_to, said_ids
 from rebuild.tokens.chat import (
     THINK_END,
@@ -120,6 +121,17 @@ def load_folder(folder: Path) -> Target:
     Raises:
         StepError: its tokenizer cannot be loaded.
     """
+    if (
+        not (folder / "tokenizer.json").is_file()
+        and not (folder / "tokenizer_config.json").is_file()
+    ):
+        raise StepError(
+            "there is no tokenizer in this folder",
+            where=str(folder),
+            expected="a local folder with tokenizer.json and tokenizer_config.json",
+            seen="neither" if folder.is_dir() else "no folder",
+            remedy="name the folder of the model that the data set is of: dataset_model=FOLDER",
+        )
     facts = {"path": str(folder), "trust_remote_code": False, "eos_token_ids": [], "vocab_size": 0}
     return load_target(facts, {})
 

@@ -134,7 +134,7 @@ def apply_limit(
         "of": 0,
         "allowed": None,
         "what": "",
-        "seen": "the data lack what this check needs",
+        "seen": "nothing is there to judge it by",
         "why": check.why,
         "evidence": [],
     }
@@ -178,6 +178,13 @@ def beyond_limit(checks: list[Judgement]) -> list[Judgement]:
     return [check for check in checks if check["verdict"] == "pass" and check["severity"] > 1]
 
 
+def judged_share(verdict: dict[str, Any]) -> str:
+    """Return the verdict, and of how many checks it is: a pass of few is worth little."""
+    checks = verdict["checks"]
+    judged = sum(check["verdict"] != "not judged" for check in checks)
+    return f"{verdict['verdict']} ({judged} of {len(checks)} checks judged)"
+
+
 def verdict_lines(verdict: dict[str, Any]) -> list[str]:
     """Return in words what failed, what passed only because chance explains it, and what could not be judged."""
     checks = verdict["checks"]
@@ -187,9 +194,7 @@ def verdict_lines(verdict: dict[str, Any]) -> list[str]:
         for check in beyond_limit(checks)
     ]
     blind = [check["name"] for check in checks if check["verdict"] == "not judged"]
-    return lines + (
-        [f"not judged, the data lack what it takes: {', '.join(blind)}"] if blind else []
-    )
+    return lines + ([f"not judged: {', '.join(blind)}"] if blind else [])
 
 
 def in_words(check: Judgement, examples: int = 3) -> str:
