@@ -36,7 +36,7 @@ class LateServer(ExternalServers):
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait for the last prompt, then for the server."""
-        while self.shard.queue.qsize() < len(self.shard.prompts):
+        while self.shard.queue.qsize() < len(self.shard.table):
             time.sleep(0.02)
         super().wait_ready(timeout_s)
 

@@ -1,6 +1,6 @@
 """Answers all prompts of one shard: preparation while the server loads, a bounded number of workers, a row per generation.
 
-Memory holds the shard's prompts as JSON and a few numbers per prompt; answers go to the partial log at once.
+Memory holds the shard's prompts as one Arrow table and a few numbers per prompt; answers go to the partial log at once.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-import orjson
+import pyarrow.parquet as pq
 
 from rebuild.generate.answers import Rendered
 from rebuild.generate.asking import Asker
@@ -20,7 +20,6 @@ from rebuild.generate.client import Endpoint, open_session
 from rebuild.generate.conversation import Conversation, replay
 from rebuild.generate.partial_log import PartialLog
 from rebuild.progress import Progress, duration
-from rebuild.tables import iter_rows
 
 PREPARED_AT_ONCE = 64
 NAMED_AT_MOST = 4
@@ -40,33 +39,23 @@ class Task(NamedTuple):
 LAST = Task(1, 0, -1, None)
 
 
-def read_prompts(path: Path) -> tuple[list[bytes], list[tuple[int, int]]]:
-    """Return a shard's prompts as JSON, and of each its number of user turns and of characters."""
-    prompts, sizes = [], []
-    for row in iter_rows(path):
-        prompts.append(orjson.dumps(row))
-        turns = sum(message["role"] == "user" for message in row["messages"])
-        sizes.append((turns, sum(len(message["content"] or "") for message in row["messages"])))
-    return prompts, sizes
-
-
 class ShardGeneration:
     """The state of one shard on its way from prompts to rows."""
 
     def __init__(self, prompts: Path, log: PartialLog, asker: Asker) -> None:
-        self.prompts, self.sizes = read_prompts(prompts)
+        self.table = pq.read_table(prompts)
         self.log = log
         self.asker = asker
         self.breaker = Breaker()
         self.queue: asyncio.PriorityQueue[Task] = asyncio.PriorityQueue()
         self.in_flight: dict[str, float] = {}
-        self.unfinished = len(self.prompts)
+        self.unfinished = len(self.table)
         self.stopping = threading.Event()
         self.statuses: Counter[str] = Counter()
         self.tokens = 0
         self.tokens_before = 0
         self.first_request: float | None = None
-        self.progress = Progress(len(self.prompts), "prompts")
+        self.progress = Progress(len(self.table), "prompts")
 
     def prepare(self, loop: asyncio.AbstractEventLoop) -> None:
         """Render and measure the first prompt of every conversation, long ones first, and queue it (in a thread)."""
@@ -82,7 +71,15 @@ class ShardGeneration:
 
     def by_size(self) -> list[int]:
         """Return the row numbers, those with most turns and then most characters first."""
-        return sorted(range(len(self.sizes)), key=self.sizes.__getitem__, reverse=True)
+        sizes = [
+            (
+                sum(m["role"] == "user" for m in messages),
+                sum(len(m["content"] or "") for m in messages),
+            )
+            for batch in self.table.select(["messages"]).to_batches(max_chunksize=256)
+            for messages in batch.column(0).to_pylist()
+        ]
+        return sorted(range(len(sizes)), key=lambda row: sizes[row], reverse=True)
 
     def prepare_one(self, row: int) -> Task | None:
         """Return the task of one prompt, or None if an earlier attempt finished it."""
@@ -94,7 +91,7 @@ class ShardGeneration:
 
     def conversation(self, row: int) -> Conversation:
         """Return a prompt's conversation after what the log holds of it."""
-        prompt: Row = orjson.loads(self.prompts[row])
+        prompt: Row = self.table.slice(row, 1).to_pylist()[0]
         return replay(prompt, self.log.rows_of(prompt["prompt_id"]), self.asker.keep_reasoning)[0]
 
     def enqueue(self, batch: list[Task | None]) -> None:
