@@ -43,7 +43,10 @@ class Found:
     @property
     def digest(self) -> pa.Table:
         """The digest of all parts."""
-        return self.digest_without(set())
+        whole = self.digest_without(set())
+        if not self.excused:
+            self.digests = [whole]  # the parts are not needed beside it: a million rows are 180 MB
+        return whole
 
     def digest_without(self, parts: set[int]) -> pa.Table:
         """Return the digest of all parts but these."""
