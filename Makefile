@@ -8,14 +8,15 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 LOCKS := $(wildcard envs/$(KIND)/requirements*.txt)
 CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
-BENCHMARKS := measuring serving_rate client_ceiling startup_overlap tokenize_rate audit_rate
-SERVERS := tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
+BENCHMARKS := measuring serving_rate client_ceiling startup_overlap tokenize_rate audit_rate write_rate
+SERVERS := tests/workflow/test_engine_capture.py tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
 	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py
+TRAINING := tests/peers/test_drafter_training.py
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 SMK := Snakefile $(wildcard workflow/rules/*.smk)
 MASKS = $(or $(FILE),results/demo/tokenized/00000.parquet) $(if $(SAMPLES),--sample $(SAMPLES)) $(if $(HTML),--html $(HTML))
 
-.PHONY: help venv demo masks test test-browser test-servers test-slow test-packages check bench bench-faults config-docs dev clean
+.PHONY: help venv demo masks test test-browser test-servers test-training test-slow test-packages check bench bench-faults config-docs dev clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -32,13 +33,16 @@ masks: venv ## show what of a sample is trained on: FILE=results/…/00000.parqu
 test: dev test-packages ## run all tests but the slow ones
 	@$(if $(BROWSER),,echo "No Chromium here: tests/browser is left out. On Debian: apt-get install chromium")
 	@$(RUN) python -m pytest tests/unit tests/docs tests/workflow tests/faults tests/peers \
-		$(if $(BROWSER),tests/browser) $(addprefix --ignore=,$(SERVERS))
+		$(if $(BROWSER),tests/browser) $(addprefix --ignore=,$(SERVERS) $(TRAINING))
 
 test-browser: dev ## run the tests that look at pages in headless Chromium
 	@$(RUN) python -m pytest tests/browser
 
 test-servers: dev test-packages ## run the tests of faults, of devices and of the production example: many real servers, a quarter of an hour
 	@$(RUN) python -m pytest $(SERVERS)
+
+test-training: dev test-packages ## train drafters on the workflow's output and let them draft for the real model: 3 minutes
+	@$(RUN) python -m pytest $(TRAINING)
 
 test-slow: dev ## run the tests that download much
 	@$(RUN) python -m pytest tests/slow

@@ -30,6 +30,7 @@ localrules:
     audited,
     exported,
     extracted,
+    join_speculators,
     make_report,
     report,
 

@@ -200,14 +200,14 @@ def _write_torch(folder: Path, kind: str, samples: Sequence[Sample]) -> Path:
     """Write files as SpecForge's offline reader (*.ckpt) or ModelOpt's (*.pt) takes them, with two-wide states."""
     import torch
 
-    from rebuild.states.specforge import write_sample
+    from tests.support.captured import write_specforge
 
     for sample in samples:
-        states = torch.ones(len(sample.input_ids), 2).bfloat16()
         file = folder / f"{sample.sample_id}.{kind}"
         if kind == "ckpt":
-            write_sample(file, sample.input_ids, sample.loss_mask, states)
+            write_specforge(file, sample.input_ids, sample.loss_mask)
         else:
+            states = torch.ones(len(sample.input_ids), 2).bfloat16()
             tensors = {"input_ids": torch.tensor(sample.input_ids), "hidden_states": states}
             tensors["loss_mask"] = torch.tensor(sample.loss_mask)
             torch.save(tensors | {"conversation_id": sample.prompt_id}, file)

@@ -16,8 +16,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from extract_hidden_states import Around
 from rebuild.files import read_json, sha256_file, sha256_json, write_json
+from rebuild.start.config import complete_config, load_schema
 from rebuild.tables import TOKENIZED, TableWriter
+from tests.support.trees import ROOT
 
 # Where the cores are busy, threads that wait for one another make these tiny products a hundred times slower.
 torch.set_num_threads(1)
@@ -147,41 +150,49 @@ def write_manifest(path: Path, model: Path, **changes: Any) -> Path:
 
 @dataclass(frozen=True)
 class ExtractionRun:
-    """A run's folder with a staged model, and its shard 00000."""
+    """A run's folder with a staged model, and one of its shards."""
 
     folder: Path
     manifest: Path
+    shard: str = "00000"
 
     @property
     def tokenized(self) -> Path:
-        return self.folder / "tokenized" / "00000.parquet"
+        return self.folder / "tokenized" / f"{self.shard}.parquet"
 
     @property
     def states(self) -> Path:
-        return self.folder / "hidden_states" / "00000"
+        return self.folder / "hidden_states" / self.shard
 
     @property
     def index(self) -> Path:
-        return self.folder / "hidden_states" / "00000.parquet"
+        return self.folder / "hidden_states" / f"{self.shard}.parquet"
 
     def approve(self) -> Path:
         """Write the audit's approval of the samples as they are now, and return its path."""
-        path = self.folder / "audit" / "00000.approved"
+        path = self.folder / "audit" / f"{self.shard}.approved"
         write_json(path, {"tokenized_sha256": sha256_file(self.tokenized)})
         return path
 
-    def arguments(self, **changes: Any) -> dict[str, Any]:
-        """Return the arguments of `extract_hidden_states` for the shard, approved, on the CPU."""
-        usual = {
+    def arguments(self, *, fingerprint: str = "states", **settings: Any) -> dict[str, Any]:
+        """Return the arguments of `extract_hidden_states` for the shard, approved, on the CPU, with changed settings."""
+        config = complete_config({}, load_schema(ROOT / "workflow/schemas/config.schema.yaml"))
+        return {
             "tokenized": self.tokenized,
             "approved": self.approve(),
             "model_manifest": self.manifest,
             "index": self.index,
             "folder": self.states,
-            "layers": [1, 3, 4],
-            "compute_dtype": "auto",
-            "max_length": None,
-            "devices": ["cpu"],
-            "fingerprint": "states",
+            "run": self.folder,
+            "settings": config["hidden_states"] | {"layers": [1, 3, 4]} | settings,
+            "around": Around(
+                server=config["server"],
+                sampling=config["sampling"],
+                devices=["cpu"],
+                gpus_granted=1,
+                server_logs=self.folder / "logs" / "server" / f"{self.shard}-states",
+                stand_in=ROOT / "envs" / "cpu" / "stand_in",
+                scratch=self.folder / ".partial" / "hidden_states" / self.shard,
+            ),
+            "fingerprint": fingerprint,
         }
-        return {**usual, **changes}

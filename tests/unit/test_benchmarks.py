@@ -23,6 +23,7 @@ import instant_server
 import serving_rate
 import startup_overlap
 import tokenize_rate
+import write_rate
 from serving_rate import Rate, Span
 
 
@@ -199,3 +200,13 @@ def test_pairs_on_both_sides_of_the_goal_decide_nothing():
 def test_a_child_that_fails_is_no_measurement():
     with pytest.raises(RuntimeError, match="no such thing"):
         measuring.run_child([sys.executable, "-c", "raise SystemExit('no such thing')"])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_writing_benchmark_measures_files_of_the_size_that_it_says(
+    threads: int, tmp_path: Path
+):
+    line = write_rate.measure("specforge_eagle3", tmp_path, 60, 3, 2, threads)
+    megabytes = 60 * (3 + 1) * 5120 * 2 / 1e6
+    assert line.startswith(f"| specforge_eagle3 | {threads} | {megabytes:.0f} |")
+    assert list(tmp_path.iterdir()) == []

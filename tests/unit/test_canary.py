@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rebuild.prompts.canary import Strata, choose_canary, share_out, spread
+from rebuild.prompts.canary import Strata, choose_canary
+from rebuild.strata import share_out, spread
 
 
 def prompt(source: str, turns: int = 1, chars: int = 10) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from rebuild.datasets.columns import BATCH_ROWS, BATCH_TOKENS, DATASET
 from rebuild.datasets.readers import describe_dataset, read_dataset
 from rebuild.errors import StepError
 from rebuild.files import read_json, write_json
-from rebuild.states.specforge import write_sample
 from rebuild.tables import TOKENIZED, TableWriter
+from tests.support.captured import write_specforge
 
 IDS = [[5, 6, 7], [8, 9], [1, 2, 3, 4]]
 MASKS = [[0, 1, 1], [0, 1], [0, 0, 1, 1]]
@@ -332,7 +332,7 @@ def test_a_compressed_file_that_is_cut_short_is_refused_with_the_last_whole_line
 def test_files_of_specforge_are_read_in_the_order_of_their_paths(tmp_path):
     for number, name in enumerate(["a/1.ckpt", "a/0.ckpt", "b.ckpt"]):
         (tmp_path / "a").mkdir(exist_ok=True)
-        write_sample(tmp_path / name, IDS[number], MASKS[number], torch.ones(len(IDS[number]), 4))
+        write_specforge(tmp_path / name, IDS[number], MASKS[number])
     assert column(tmp_path, "sample_id") == ["a/0.ckpt", "a/1.ckpt", "b.ckpt"]
     assert column(tmp_path, "input_ids") == [IDS[1], IDS[0], IDS[2]]
     assert column(tmp_path, "loss_mask") == [MASKS[1], MASKS[0], MASKS[2]]
@@ -341,7 +341,7 @@ def test_files_of_specforge_are_read_in_the_order_of_their_paths(tmp_path):
 
 def test_extracted_states_are_read_although_their_index_lies_beside_them(tmp_path):
     (tmp_path / "00000").mkdir()
-    write_sample(tmp_path / "00000" / "p_gen0.ckpt", [1, 2], [0, 1], torch.ones(2, 4))
+    write_specforge(tmp_path / "00000" / "p_gen0.ckpt", [1, 2], [0, 1])
     write_parquet(tmp_path / "00000.parquet", sample_id=["p_gen0"], file=["00000/p_gen0.ckpt"])
     assert column(tmp_path, "sample_id") == ["00000/p_gen0.ckpt"]
 

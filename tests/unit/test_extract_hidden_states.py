@@ -13,8 +13,13 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import extract_hidden_states as step
-import rebuild.states.capture
+import rebuild.capture.batches
+import rebuild.capture.model
+import rebuild.extraction.backends
+import rebuild.extraction.capturing
+import rebuild.extraction.shard
 from rebuild.errors import StepError
+from rebuild.extraction.capturing import CHECKS
 from rebuild.files import sha256_file
 from rebuild.serving.devices import Device
 from rebuild.states.parts import LOG, read_log
@@ -31,6 +36,7 @@ from tests.support.tiny_states import (
 
 LAYERS = [1, 3, 4]
 LENGTHS = {"a_gen0": 20, "b_gen0": 44, "c_gen0": 9, "d_gen0": 31}
+CHECKED = 31  # the sample of median length
 
 
 @pytest.fixture(scope="session")
@@ -48,15 +54,15 @@ def run(tmp_path, llama, monkeypatch):
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """The lengths of the samples that went through the model, in order."""
+    """The lengths of the samples that were captured, in order; the first one is recomputed before any is written."""
     lengths = []
-    plain = rebuild.states.capture.capture
+    plain = rebuild.capture.batches.capture_batch
 
-    def counting(target, input_ids, dtype):
-        lengths.append(len(input_ids))
-        return plain(target, input_ids, dtype)
+    def counting(target, sequences):
+        lengths.extend(len(ids) for ids in sequences)
+        return plain(target, sequences)
 
-    monkeypatch.setattr(rebuild.states.capture, "capture", counting)
+    monkeypatch.setattr(rebuild.capture.batches, "capture_batch", counting)
     return lengths
 
 
@@ -73,7 +79,7 @@ def rows(run):
 
 
 def files(run):
-    return sorted(path.name for path in run.states.iterdir() if path.name != LOG)
+    return sorted(path.name for path in run.states.iterdir() if path.name not in (LOG, CHECKS))
 
 
 def load(run, row):
@@ -148,14 +154,14 @@ def test_a_finished_shard_that_is_asked_for_again_is_only_verified(run, monkeypa
     extract(run)
     before = run.index.read_bytes()
     run.index.unlink()
-    monkeypatch.delattr(rebuild.states.capture, "load_target")
+    monkeypatch.delattr(rebuild.capture.model, "load_whole")
     extract(run)
     assert run.index.read_bytes() == before
 
 
 def test_the_longest_sample_goes_first(run, forwards):
     extract(run)
-    assert forwards == sorted(LENGTHS.values(), reverse=True)
+    assert forwards == [CHECKED, *sorted(LENGTHS.values(), reverse=True)]
 
 
 def test_the_same_samples_give_the_same_bytes_again(run):
@@ -204,31 +210,33 @@ def test_what_was_computed_before_a_failure_is_not_computed_again(run, monkeypat
         spoil_layer(faulty, layer=3, length=20, spoil=lambda states: states.zero_())
         with pytest.raises(StepError):
             extract(run)
-    assert forwards == [44, 31, 20]
+    written = {part["sample_id"] for part in read_log(run.states)}
+    assert {"b_gen0", "d_gen0"} <= written and "a_gen0" not in written
     forwards.clear()
     extract(run)
-    assert forwards == [20, 9]
+    missing = {LENGTHS[name] for name in LENGTHS if name not in written}
+    assert forwards == [CHECKED, *sorted(missing, reverse=True)]
     assert list(rows(run)) == list(LENGTHS)
 
 
 KILLED = """
 import os, signal, sys, time
-import rebuild.states.capture
-from extract_hidden_states import extract_hidden_states
+import rebuild.capture.batches
+from extract_hidden_states import Around, extract_hidden_states
 from pathlib import Path
 from rebuild.states.parts import read_log
 
 arguments = eval(sys.argv[1])
-plain = rebuild.states.capture.capture
+plain = rebuild.capture.batches.capture_batch
 
-def deadly(target, input_ids, dtype):
-    if len(input_ids) == 20:
+def deadly(target, sequences):
+    if len(sequences[0]) == 20:
         while len(read_log(arguments["folder"])) < 2:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    return plain(target, input_ids, dtype)
+    return plain(target, sequences)
 
-rebuild.states.capture.capture = deadly
+rebuild.capture.batches.capture_batch = deadly
 extract_hidden_states(**arguments)
 """
 
@@ -241,7 +249,7 @@ def test_after_a_kill_only_the_samples_without_a_recorded_file_are_computed(run,
     assert killed.returncode == -signal.SIGKILL
     assert not run.index.exists()
     extract(run)
-    assert forwards == [20, 9]
+    assert forwards == [CHECKED, 20, 9]
     assert files(run) == [f"{name}.ckpt" for name in sorted(LENGTHS)]
     assert [row["sha256"] for row in rows(run).values()] == [
         sha256_file(run.index.parent / row["file"]) for row in rows(run).values()
@@ -263,7 +271,7 @@ def interrupted(run, monkeypatch):
 
 
 def test_when_only_the_index_is_missing_no_model_is_loaded(interrupted, monkeypatch):
-    monkeypatch.delattr(rebuild.states.capture, "load_target")
+    monkeypatch.delattr(rebuild.capture.model, "load_whole")
     extract(interrupted)
     assert list(rows(interrupted)) == list(LENGTHS)
 
@@ -275,7 +283,7 @@ def test_a_truncated_and_a_flipped_part_are_computed_again(interrupted, forwards
     flipped[len(flipped) // 2] ^= 1
     (interrupted.states / "c_gen0.ckpt").write_bytes(flipped)
     extract(interrupted)
-    assert forwards == [20, 9]
+    assert forwards == [CHECKED, 20, 9]
     assert {path.name: path.read_bytes() for path in interrupted.states.glob("*.ckpt")} == whole
 
 
@@ -284,7 +292,7 @@ def test_a_changed_sample_is_computed_again_and_a_dropped_ones_file_goes(interru
     kept = {name: size for name, size in LENGTHS.items() if name != "b_gen0"}
     set_samples(interrupted, {**kept, "c_gen0": 10, "new_gen0": 12})
     extract(interrupted)
-    assert forwards == [12, 10]
+    assert forwards == [20, 12, 10]
     assert files(interrupted) == [
         f"{name}.ckpt" for name in ("a_gen0", "c_gen0", "d_gen0", "new_gen0")
     ]
@@ -292,17 +300,17 @@ def test_a_changed_sample_is_computed_again_and_a_dropped_ones_file_goes(interru
 
 @pytest.mark.parametrize(
     "change",
-    [{"layers": [1, 2, 4]}, {"compute_dtype": "bfloat16"}, {"fingerprint": "states of old"}],
+    [{"layers": [1, 2, 4]}, {"dtype": "bfloat16"}, {"fingerprint": "states of old"}],
 )
 def test_parts_made_in_another_way_are_computed_again(interrupted, forwards, change):
     extract(interrupted, **change)
-    assert len(forwards) == len(LENGTHS)
+    assert len(forwards) == 1 + len(LENGTHS)
 
 
 def test_parts_of_another_model_are_computed_again(interrupted, forwards, llama):
     write_manifest(interrupted.manifest, llama, content_sha256="another")
     extract(interrupted)
-    assert len(forwards) == len(LENGTHS)
+    assert len(forwards) == 1 + len(LENGTHS)
 
 
 def test_samples_are_cut_and_those_with_nothing_left_to_train_on_are_counted(run):
@@ -330,14 +338,14 @@ def test_layers_that_the_model_does_not_have_stop_before_any_work(run, forwards)
 
 
 def test_a_disk_that_takes_no_more_stops_the_shard_and_keeps_what_it_took(run, monkeypatch):
-    plain = step.write_sample
+    plain = rebuild.extraction.capturing.write_sample
 
-    def full_disk(path, *rest):
-        if path.name == "a_gen0.ckpt":
-            raise OSError(28, "No space left on device", str(path))
-        plain(path, *rest)
+    def full_disk(shard, sample, *rest):
+        if sample.sample_id == "a_gen0":
+            raise OSError(28, "No space left on device")
+        return plain(shard, sample, *rest)
 
-    monkeypatch.setattr(step, "write_sample", full_disk)
+    monkeypatch.setattr(rebuild.extraction.capturing, "write_sample", full_disk)
     with pytest.raises(OSError, match="No space left on device"):
         extract(run)
     assert not run.index.exists()
@@ -345,24 +353,27 @@ def test_a_disk_that_takes_no_more_stops_the_shard_and_keeps_what_it_took(run, m
 
 
 def test_the_model_waits_for_a_slow_disk(run, monkeypatch, forwards):
-    set_samples(run, {f"s{size}": size for size in range(10, 20)})
-    plain, ahead, written = step.write_sample, [], []
+    set_samples(run, {f"s{size}": size for size in range(10, 25)})
+    capturing = rebuild.extraction.capturing
+    plain, ahead, written = capturing.write_sample, [], []
 
     def slow(*arguments):
         time.sleep(0.05)
-        plain(*arguments)
+        parts = plain(*arguments)
         written.append(arguments)
-        ahead.append(len(forwards) - len(written))
+        ahead.append(len(forwards) - 1 - len(written))
+        return parts
 
-    monkeypatch.setattr(step, "write_sample", slow)
+    monkeypatch.setattr(capturing, "write_sample", slow)
     extract(run)
-    assert 1 <= max(ahead) <= step.QUEUED + 1
+    assert 1 <= max(ahead) <= capturing.QUEUED + capturing.WRITERS + 1
 
 
 def test_the_log_says_how_fast_it_went_and_where_the_states_are(run, capsys):
     extract(run)
     said = capsys.readouterr().err
     assert "shard 00000: 4 samples, 0 already whole; layers [1, 3, 4]" in said
+    assert "the capture against a plain forward by transformers: 1 samples" in said
     assert "104/104 tokens (100 %)" in said
     assert "4/4 samples" in said
     assert str(run.index) in said
@@ -372,18 +383,18 @@ def test_on_a_gpu_only_the_leased_one_is_visible_before_the_model_is_loaded(run,
     gpu = Device("gpu:1", "gpu", 1, "GPU-1a2b", "H200", 1 << 37)
     seen = {}
 
-    def fake_load(folder, layers, **how):
+    def fake_load(folder, **how):
         seen.update(how, visible=os.environ["CUDA_VISIBLE_DEVICES"])
-        return plain(folder, layers, **{**how, "device": "cpu"})
+        return plain(folder, **{**how, "devices": ["cpu"]})
 
-    plain = rebuild.states.capture.load_target
+    plain = rebuild.capture.model.load_whole
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(step, "select_devices", lambda setting: [gpu])
-    monkeypatch.setattr(rebuild.states.capture, "load_target", fake_load)
+    monkeypatch.setattr(rebuild.capture.model, "load_whole", fake_load)
     extract(run)
     assert seen == {
         "visible": "GPU-1a2b",
-        "device": "cuda:0",
+        "devices": ["cuda:0"],
         "dtype": "bfloat16",
         "trust_remote_code": False,
     }

@@ -1,15 +1,11 @@
 """The log of finished parts: what is kept, what is done again."""
 
+import threading
+
 import pytest
 
-from rebuild.files import atomic_path, sha256_file
-from rebuild.states.parts import (
-    begin_log,
-    read_log,
-    record_part,
-    remove_strays,
-    whole_parts,
-)
+from rebuild.files import sha256_file
+from rebuild.states.parts import Due, Key, begin_log, read_log, record_parts, whole_parts
 
 
 def make_part(root, sample_id, content=b"states", made_from="now"):
@@ -18,6 +14,7 @@ def make_part(root, sample_id, content=b"states", made_from="now"):
     path.write_bytes(content)
     return {
         "sample_id": sample_id,
+        "format": "specforge",
         "file": f"00000/{sample_id}.ckpt",
         "bytes": len(content),
         "sha256": sha256_file(path),
@@ -31,13 +28,13 @@ def parts(tmp_path):
 
 
 def kept(tmp_path, parts, wanted=("a", "b", "c")):
-    return sorted(whole_parts(parts, dict.fromkeys(wanted, "now"), tmp_path))
+    due = {Key(name, "specforge"): Due(f"00000/{name}.ckpt", "now") for name in wanted}
+    return sorted(key.sample_id for key in whole_parts(parts, due, tmp_path))
 
 
 def test_recorded_parts_are_read_back_in_order(tmp_path, parts):
     begin_log(tmp_path / "log", parts[:1])
-    for part in parts[1:]:
-        record_part(tmp_path / "log", part)
+    record_parts(tmp_path / "log", parts[1:])
     assert read_log(tmp_path / "log") == parts
 
 
@@ -52,7 +49,7 @@ def test_a_line_that_a_crash_cut_short_counts_as_not_written(tmp_path, parts, re
         log.write(rest)
     assert read_log(tmp_path / "log") == parts[:1]
     begin_log(tmp_path / "log", read_log(tmp_path / "log"))
-    record_part(tmp_path / "log", parts[2])
+    record_parts(tmp_path / "log", parts[2:])
     assert read_log(tmp_path / "log") == [parts[0], parts[2]]
 
 
@@ -73,30 +70,22 @@ def test_a_part_of_other_circumstances_or_of_no_sample_is_not_kept(tmp_path, par
     assert kept(tmp_path, [*parts, other], wanted=("a", "b", "d")) == ["a", "b"]
 
 
-def test_strays_are_removed_and_nothing_else_is_touched(tmp_path):
-    folder = tmp_path / "00000"
-    (folder / "deeper").mkdir(parents=True)
-    (tmp_path / "target.ckpt").touch()
-    (folder / "link.ckpt").symlink_to(tmp_path / "target.ckpt")
-    names = ["a.ckpt", "old.ckpt", "notes.txt", ".gitkeep", ".mine.tmp", ".old.ckpt.77.tmp"]
-    for name in [*names, "deeper/x.ckpt"]:
-        (folder / name).touch()
-    assert remove_strays(folder, ".ckpt", {"a.ckpt"}) == [
-        ".old.ckpt.77.tmp",
-        "link.ckpt",
-        "old.ckpt",
-    ]
-    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    assert left == {"a.ckpt", "notes.txt", ".gitkeep", ".mine.tmp", "deeper", "deeper/x.ckpt"}
-    assert (tmp_path / "target.ckpt").exists()
+def test_a_part_of_another_format_or_in_another_place_is_not_kept(tmp_path, parts):
+    due = {
+        Key("a", "modelopt"): Due("00000/a.ckpt", "now"),
+        Key("b", "specforge"): Due("00000/other.ckpt", "now"),
+        Key("c", "specforge"): Due("00000/c.ckpt", "now"),
+    }
+    assert list(whole_parts(parts, due, tmp_path)) == [Key("c", "specforge")]
 
 
-def test_what_an_atomic_write_leaves_behind_when_killed_is_a_stray(tmp_path):
-    with atomic_path(tmp_path / "one.ckpt") as temporary:
-        temporary.touch()
-        assert remove_strays(tmp_path, ".ckpt", set()) == [temporary.name]
-        temporary.touch()
-
-
-def test_a_folder_that_is_not_there_has_no_strays(tmp_path):
-    assert remove_strays(tmp_path / "none", ".ckpt", set()) == []
+def test_writers_do_not_mix_their_lines(tmp_path):
+    folder = tmp_path / "log"
+    begin_log(folder, [])
+    large = [{"sample_id": str(n), "rms": [0.123456789] * 3000} for n in range(16)]
+    threads = [threading.Thread(target=record_parts, args=(folder, [part])) for part in large]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read_log(folder), key=lambda part: int(part["sample_id"])) == large

@@ -89,9 +89,14 @@ FIRST_CHANGED = [
     ("tokenize.max_length", 8, "tokenize"),
     ("tokenize.min_loss_tokens", 8, "tokenize"),
     ("tokenize.allow_template", True, "tokenize"),
+    ("hidden_states.backend", "sglang", "hidden_states"),
     ("hidden_states.layers", [1, 2], "hidden_states"),
+    ("hidden_states.include_last", "post_norm", "hidden_states"),
+    ("hidden_states.formats", ["modelopt"], "hidden_states"),
     ("hidden_states.dtype", "float32", "hidden_states"),
     ("hidden_states.max_length", 8, "hidden_states"),
+    ("hidden_states.samples", 8, "hidden_states"),
+    ("hidden_states.batch_tokens", 8, "hidden_states"),
 ]
 AFTER = {
     "prompts": {"prompts", "generate", "tokenize", "hidden_states"},
@@ -129,7 +134,12 @@ def test_every_setting_of_the_recipe_is_tried_above():
         ("generate.concurrency", 3),
         ("generate.max_attempts", 1),
         ("audit.accept", {"00001": "seen by hand"}),
+        ("generate.logprobs", "all"),
         ("hidden_states.enabled", False),
+        ("hidden_states.drafter", "drafter/config.json"),
+        ("hidden_states.max_disk_gb", 5),
+        ("hidden_states.cross_check", False),
+        ("hidden_states.limits", {"rms_factor": 9}),
     ],
 )
 def test_how_to_run_changes_no_fingerprint(path: str, value: Any):

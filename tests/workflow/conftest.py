@@ -125,6 +125,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> 
         model={"source": str(demo_model)},
         sampling={"temperature": 0, "top_p": 1, "max_tokens": 96},
         audit={"limits": {"truncated_share": 1}},
+        hidden_states={"formats": ["specforge", "speculators", "modelopt"]},
     )
     done = run_snakemake(
         tree, "--cores", "all", "--resources", "gpu=4", "--configfile", str(config)

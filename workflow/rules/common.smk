@@ -18,6 +18,7 @@ from rebuild.files import sha256_file
 from rebuild.start.recipe import check_recipe, fingerprints, make_recipe, record_recipe
 from rebuild.shards import CANARY, awaits_canary, needed, shard_names
 from rebuild.start.checks import check_start
+from rebuild.start.states import settle_states
 from rebuild.step import DRIVER_PID
 from snakemake.io import apply_wildcards
 
@@ -29,6 +30,7 @@ try:
     config = complete_config(
         config, load_schema(HOME / "workflow" / "schemas" / "config.schema.yaml")
     )
+    config["hidden_states"] = settle_states(config["hidden_states"])
     SHARDS = shard_names(config)
     RECIPE = make_recipe(config)
     RESULTS, PROMPTS = Path("results", config["run"]), Path(config["prompts"]["path"])
@@ -80,6 +82,14 @@ def canary_approval(wildcards):
         return []
     audit, generated = f"results/{wildcards.run}/audit", f"results/{wildcards.run}/generated"
     return needed(f"{audit}/{CANARY}.approved", f"{generated}/{wildcards.shard}.parquet")
+
+
+def canary_states(wildcards):
+    """Return the index of the canary's hidden states, whose ranges every other shard's are held against."""
+    if not awaits_canary(wildcards.shard, SHARDS):
+        return []
+    folder = f"results/{wildcards.run}/hidden_states"
+    return needed(f"{folder}/{CANARY}.parquet", f"{folder}/{wildcards.shard}.parquet")
 
 
 def shard_in_words(wildcards, input):

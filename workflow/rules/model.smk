@@ -24,6 +24,8 @@ rule stage_model:
         layers=untracked(
             config["hidden_states"]["layers"] if config["hidden_states"]["enabled"] else None
         ),
+        eagle3=untracked("specforge_eagle3" in config["hidden_states"]["formats"]),
+        drafter=untracked(config["hidden_states"]["drafter"]),
         generated=untracked("results/{run}/generated"),
         trust_remote_code=config["model"]["trust_remote_code"],
         fingerprint=FINGERPRINTS["model"],

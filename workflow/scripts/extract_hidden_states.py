@@ -1,53 +1,55 @@
 """Run the samples of one shard through the target model and keep the states that a drafter reads.
 
-One sample per forward, longest first. Finished samples survive a crash and are not computed again.
+Before the first sample, a few are recomputed and compared. Longest first; finished samples survive a crash and are not
+computed again.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+import json
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial as bind
 from pathlib import Path
-
-from torch import Tensor
+from typing import Any
 
 from rebuild.audit.approval import check_approval
 from rebuild.errors import StepError
-from rebuild.files import sha256_file, sha256_json
-from rebuild.model.manifest import ensure_model, load_manifest
-from rebuild.progress import Progress
+from rebuild.extraction.backends import ServerSettings, Target
+from rebuild.extraction.capturing import CHECKS, Job, capture_missing
+from rebuild.extraction.shard import Shard
+from rebuild.files import read_json, sha256_json
+from rebuild.formats.needs import bytes_per_file, bytes_per_token, check_formats, wanted_states
+from rebuild.formats.shard_files import finish_shard
+from rebuild.formats.speculators import layer_ids
+from rebuild.model.manifest import Model, load_manifest
 from rebuild.serving.devices import Device, Setting, select_devices
-from rebuild.serving.lease import lease_devices
-from rebuild.states.judgement import LayerFacts, check_states, measure_states
+from rebuild.serving.lease import check_granted
+from rebuild.shards import CANARY
+from rebuild.states.budget import Size, check_whole_run, reserved
+from rebuild.states.captured import Wanted
 from rebuild.states.layers import choose_layers
-from rebuild.states.parts import (
-    Part,
-    begin_log,
-    read_log,
-    record_part,
-    remove_strays,
-    whole_parts,
-)
+from rebuild.states.parts import Part
+from rebuild.states.ranges import read_canary
 from rebuild.states.samples import Sample, cut, iter_samples
-from rebuild.states.specforge import DTYPE, KEY, SUFFIX, file_name, write_sample
+from rebuild.states.subset import choose_samples, shard_quota
 from rebuild.step import begin_step, say
 from rebuild.tables import HIDDEN_STATES, TableWriter, read_metadata
 
-QUEUED = 2  # samples waiting for the disk; each may be gigabytes
+SPECULATORS = {"speculators", "speculators_fp8"}
 
-Capture = Callable[[list[int]], Tensor]
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Shard:
-    """Where one shard's states go, and what besides its tokens they are made from."""
+class Around:
+    """What a capture needs besides the shard: settings of other sections, devices, and where its work in progress goes."""
 
-    name: str
-    folder: Path
-    layers: list[int]
-    identity: str
+    server: Settings
+    sampling: Settings
+    devices: Setting
+    gpus_granted: int
+    server_logs: Path
+    stand_in: Path
+    scratch: Path
 
 
 def extract_hidden_states(
@@ -57,41 +59,119 @@ def extract_hidden_states(
     index: Path,
     folder: Path,
     *,
-    layers: str | Sequence[int],
-    compute_dtype: str,
-    max_length: int | None,
-    devices: Setting,
+    run: Path,
+    settings: Settings,
+    around: Around,
     fingerprint: str,
 ) -> None:
-    """Write one SpecForge file per sample of `tokenized` into `folder`, and their `index` beside it.
+    """Write the files of every sample of `tokenized` into `folder`, in each trainer's format, and their `index` beside it.
 
-    `approved` is the audit's approval of exactly this `tokenized`.
-
-    `layers` are ids as in `rebuild.states.layers`, or auto; `compute_dtype` is that of the forward pass, auto being
-    float32 on a CPU and bfloat16 on a GPU. Samples are cut to `max_length` tokens; those with nothing to train
-    on after the cut are left out and counted. A log in `folder` tells finished samples, which are not computed again.
+    `approved` is the audit's approval of exactly this `tokenized`; `run` is results/<run>, where the canary's files and
+    the server's log-probabilities are looked up. `settings` are those of `hidden_states`, its layers settled. Samples are
+    cut to `max_length` tokens; those with nothing to train on after the cut are left out and counted. A log in `folder`
+    tells finished samples, which are not computed again.
 
     Raises:
-        StepError: a sample, the model, or its states are not fit; nothing of that sample is written.
+        StepError: a sample, the model, or its states are not fit, or there is no room for them; nothing of that sample
+            is written.
     """
     model = load_manifest(model_manifest)
-    available = select_devices(devices)
-    dtype = forward_dtype(compute_dtype, available)
-    chosen = choose_layers(layers, model["num_hidden_layers"])
-    identity = sha256_json([fingerprint, model["content_sha256"], chosen, dtype, DTYPE])
-    shard = Shard(index.stem, folder, chosen, identity)
+    available = select_devices(around.devices)
+    wanted = choose_wanted(settings, model)
+    target = describe_target(model_manifest, settings, around.sampling, available, wanted)
+    shard = describe_shard(index.stem, folder, settings, model, target, fingerprint)
     check_model(tokenized, model["content_sha256"])
     judged = check_approval(tokenized, approved)
-    samples, left_out = read_samples(tokenized, model["vocab_size"], max_length)
-    parts = finished_parts(shard, samples)
-    missing = [sample for sample in samples if sample.sample_id not in parts]
-    say(f"shard {shard.name}: {len(samples)} samples, {len(parts)} already whole; layers {chosen}")
+    samples, left_out = read_samples(tokenized, model["vocab_size"], settings["max_length"])
+    if settings["samples"] is not None:
+        samples = subset(samples, settings["samples"], shard.name, run)
+    parts = shard.finished_parts(due := shard.due(samples))
+    missing = [
+        s for s in samples if any((s.sample_id, name) not in parts for name in shard.formats)
+    ]
+    say(
+        f"shard {shard.name}: {len(samples)} samples, {len(samples) - len(missing)} already whole; layers "
+        f"{list(wanted.layers)}, formats {', '.join(shard.formats)}, backend {settings['backend']}"
+    )
+    if SPECULATORS.intersection(shard.formats):
+        say(f"speculators counts these layers as {layer_ids(wanted.layers)}")
+    size = size_on_disk(settings, model, wanted)
+    if shard.name == CANARY:
+        check_room_for_run(size, samples, run, settings)
     if missing:
-        with leased_capture(model_manifest, available, chosen, dtype) as capture_states:
-            parts |= compute_parts(shard, capture_states, missing)
-    facts = {"fingerprint": fingerprint, "model_sha256": model["content_sha256"]}
-    facts |= {"compute_dtype": dtype, "left_out": str(left_out), "tokenized_sha256": judged}
-    write_index(shard, index, [parts[sample.sample_id] for sample in samples], facts)
+        check_granted(around.server["tensor_parallel"], around.gpus_granted)
+        lengths = [len(sample) for sample in missing]
+        job = Job(
+            shard,
+            target,
+            samples,
+            missing,
+            settings,
+            around.sampling,
+            ServerSettings(around.server, around.server_logs, around.scratch, around.stand_in),
+            available,
+            run,
+            read_canary(index.with_name(f"{CANARY}.parquet"))
+            if awaits(shard.name, index)
+            else None,
+        )
+        with reserved(index.parent, shard.name, size, lengths, settings["max_disk_gb"]):
+            parts |= capture_missing(job, due)
+    finish_shard(folder, shard.formats, samples)
+    facts = {
+        "fingerprint": fingerprint,
+        "model_sha256": model["content_sha256"],
+        "backend": settings["backend"],
+        "compute_dtype": target.dtype,
+        "left_out": str(left_out),
+        "tokenized_sha256": judged,
+        "checks": json.dumps(read_json(checks) if (checks := folder / CHECKS).exists() else {}),
+    }
+    write_index(index, [parts[key] for key in due], facts)
+    shutil.rmtree(around.scratch, ignore_errors=True)
+
+
+def choose_wanted(settings: Settings, model: Model) -> Wanted:
+    """Return the layers and final states that the settings ask for.
+
+    Raises:
+        StepError: the layers do not fit the model, or the formats contradict them or each other.
+    """
+    formats, last = settings["formats"], settings["include_last"]
+    layers = choose_layers(
+        settings["layers"], model["num_hidden_layers"], eagle3="specforge_eagle3" in formats
+    )
+    check_formats(formats, last, layers)
+    pre_norm, post_norm = wanted_states(formats, last)
+    return Wanted(tuple(layers), pre_norm, post_norm)
+
+
+def describe_target(
+    manifest: Path,
+    settings: Settings,
+    sampling: Settings,
+    available: Sequence[Device],
+    wanted: Wanted,
+) -> Target:
+    """Return what is captured and how; auto computes in float32 on a CPU and in bfloat16 on a GPU."""
+    dtype = settings["dtype"]
+    if dtype == "auto":
+        dtype = "bfloat16" if available[0].kind == "gpu" else "float32"
+    temperature = float(sampling["temperature"])
+    temperatures = (1.0, temperature) if temperature > 0 else (1.0,)
+    return Target(manifest, wanted, dtype, settings["batch_tokens"], temperatures)
+
+
+def describe_shard(
+    name: str, folder: Path, settings: Settings, model: Model, target: Target, fingerprint: str
+) -> Shard:
+    """Return the shard with the identity of what its states are made from."""
+    wanted = target.wanted
+    identity = sha256_json(
+        [fingerprint, model["content_sha256"], wanted.layers, target.dtype, settings["backend"]]
+    )
+    formats = tuple(settings["formats"])
+    return Shard(name, folder, wanted.layers, formats, settings["include_last"], identity)
 
 
 def check_model(tokenized: Path, content_sha256: str) -> None:
@@ -105,13 +185,6 @@ def check_model(tokenized: Path, content_sha256: str) -> None:
             seen=f"answers of a model of content {answered_by[:12]}",
             remedy="stage the model that answered, or generate again under a new run name",
         )
-
-
-def forward_dtype(setting: str, available: Sequence[Device]) -> str:
-    """Return the dtype of the forward pass: the setting's, or for auto what suits the kind of device."""
-    if setting != "auto":
-        return setting
-    return "bfloat16" if available[0].kind == "gpu" else "float32"
 
 
 def read_samples(
@@ -133,98 +206,47 @@ def read_samples(
     return samples, len(left_out)
 
 
-def finished_parts(shard: Shard, samples: Sequence[Sample]) -> dict[str, Part]:
-    """Return, by sample id, the parts of an earlier attempt that are whole and still wanted; begin the log with them."""
-    wanted = {sample.sample_id: sample.made_from(shard.identity) for sample in samples}
-    parts = whole_parts(read_log(shard.folder), wanted, shard.folder.parent)
-    begin_log(shard.folder, parts.values())
-    return parts
+def subset(samples: list[Sample], wanted: int, shard: str, run: Path) -> list[Sample]:
+    """Return the shard's part of about `wanted` samples of the run (`hidden_states.samples`)."""
+    shards = read_json(run / "prompts" / "manifest.json")["shards"]
+    chosen = choose_samples(samples, shard_quota(wanted, shard, shards))
+    say(f"hidden_states.samples = {wanted}: {len(chosen)} of this shard's {len(samples)} samples")
+    return chosen
 
 
-@contextmanager
-def leased_capture(
-    manifest: Path, available: list[Device], layers: Sequence[int], dtype: str
-) -> Iterator[Capture]:
-    """Lease one device, load the model there down to the last wanted layer, and yield what captures one sequence."""
-    with lease_devices(1, available) as lease:
-        device = lease.devices[0]
-        if device.kind == "gpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid
-        # Only now: CUDA reads the variable once, when some library first asks what devices there are.
-        from rebuild.states.capture import capture, load_target
-
-        target = load_target(
-            ensure_model(manifest),
-            layers,
-            dtype=dtype,
-            device="cuda:0" if device.kind == "gpu" else "cpu",
-            trust_remote_code=load_manifest(manifest)["trust_remote_code"],
-        )
-        yield bind(capture, target, dtype=DTYPE)
+def size_on_disk(settings: Settings, model: Model, wanted: Wanted) -> Size:
+    """Return what a token and a sample take in all formats together."""
+    names, last = settings["formats"], settings["include_last"]
+    layers, width = len(wanted.layers), model["hidden_size"]
+    return Size(
+        sum(bytes_per_token(name, layers, width, last) for name in names),
+        sum(bytes_per_file(name) for name in names),
+    )
 
 
-def compute_parts(
-    shard: Shard, capture_states: Capture, missing: Sequence[Sample]
-) -> dict[str, Part]:
-    """Capture, judge and write the missing samples, longest first; return their parts by sample id.
-
-    A thread writes while the model runs; the model waits when `QUEUED` samples are behind the disk.
-    """
-    progress = Progress(sum(map(len, missing)), "tokens")
-    futures: list[Future[Part]] = []
-    with ThreadPoolExecutor(max_workers=1) as writer:
-        for sample in sorted(missing, key=len, reverse=True):
-            states, facts = trusted_states(shard, capture_states, sample)
-            futures.append(writer.submit(write_part, shard, sample, states, facts))
-            if len(futures) > QUEUED:
-                futures[-QUEUED - 1].result()
-            progress.update(len(sample), f"{len(futures)}/{len(missing)} samples")
-    progress.finish(f"{len(futures)}/{len(missing)} samples")
-    return {part["sample_id"]: part for part in (future.result() for future in futures)}
+def check_room_for_run(size: Size, samples: list[Sample], run: Path, settings: Settings) -> None:
+    """Say, and hold against the limit, what the whole run's states will take, judging by the canary's samples."""
+    check_whole_run(
+        run / "hidden_states",
+        size,
+        [len(sample) for sample in samples],
+        run / "prompts" / "manifest.json",
+        settings["samples"],
+        settings["max_disk_gb"],
+    )
 
 
-def trusted_states(
-    shard: Shard, capture_states: Capture, sample: Sample
-) -> tuple[Tensor, list[LayerFacts]]:
-    """Return one sample's states [S, D·H] on the CPU, as they will be stored, and their facts; stop if they are not fit."""
-    states = capture_states(sample.input_ids.tolist())
-    facts = measure_states(states, shard.layers)
-    check_states(facts, f"shard {shard.name}, sample {sample.sample_id}")
-    return states.cpu(), facts
+def awaits(shard: str, index: Path) -> bool:
+    """Tell whether there is a canary whose ranges the shard is held against."""
+    return shard != CANARY and index.with_name(f"{CANARY}.parquet").exists()
 
 
-def write_part(shard: Shard, sample: Sample, states: Tensor, facts: list[LayerFacts]) -> Part:
-    """Write one sample's file, record it as finished, and return its part: the index row and `made_from`."""
-    path = shard.folder / file_name(sample.sample_id)
-    write_sample(path, sample.input_ids.tolist(), sample.loss_mask.tolist(), states)
-    part: Part = {
-        "sample_id": sample.sample_id,
-        "file": f"{shard.folder.name}/{path.name}",
-        "key": KEY,
-        "seq_len": len(sample),
-        "layers": shard.layers,
-        "dtype": DTYPE,
-        "bytes": path.stat().st_size,
-        "sha256": sha256_file(path),
-        "rms": [fact.rms for fact in facts],
-        "finite": True,
-        "zero_rows": 0,
-        "made_from": sample.made_from(shard.identity),
-    }
-    record_part(shard.folder, part)
-    return part
-
-
-def write_index(shard: Shard, index: Path, parts: Sequence[Part], facts: dict[str, str]) -> None:
-    """Write the index, one row a part, when the folder holds these parts and nothing else that a trainer would read."""
-    strays = remove_strays(shard.folder, SUFFIX, {Path(part["file"]).name for part in parts})
-    if strays:
-        say(
-            f"removed {len(strays)} files that are not of this shard's samples, such as {strays[0]}"
-        )
+def write_index(index: Path, parts: Sequence[Part], facts: dict[str, str]) -> None:
+    """Write the index, one row a part."""
+    facts |= {"bytes": str(sum(part["bytes"] for part in parts))}
     with TableWriter(index, HIDDEN_STATES, facts) as writer:
         writer.write([{name: part[name] for name in HIDDEN_STATES.names} for part in parts])
-    say(f"shard {shard.name}: {len(parts)} samples in {shard.folder}, index {index}")
+    say(f"{len(parts)} files of {int(facts['bytes']) / 1e6:.1f} MB in all, index {index}")
 
 
 if __name__ == "__main__":
@@ -235,9 +257,16 @@ if __name__ == "__main__":
         model_manifest=Path(snakemake.input.model),
         index=Path(snakemake.output.index),
         folder=Path(snakemake.params.folder),
-        layers=snakemake.params.layers,
-        compute_dtype=snakemake.params.compute_dtype,
-        max_length=snakemake.params.max_length,
-        devices=snakemake.params.devices,
+        run=Path(snakemake.params.run),
+        settings=snakemake.params.settings,
+        around=Around(
+            server=snakemake.params.server,
+            sampling=snakemake.params.sampling,
+            devices=snakemake.params.devices,
+            gpus_granted=snakemake.resources.gpu,
+            server_logs=Path(snakemake.params.server_logs),
+            stand_in=Path(snakemake.params.stand_in),
+            scratch=Path(snakemake.params.scratch),
+        ),
         fingerprint=snakemake.params.fingerprint,
     )

@@ -24,6 +24,7 @@ from rebuild.serving.installed_flags import translate_flags
 from rebuild.serving.lease import Lease, check_granted, lease_devices
 from rebuild.serving.server import start_server
 from rebuild.serving.serving import AnyServer, ServingOptions, Timing, answer_shard
+from rebuild.shards import CANARY
 from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
 from rebuild.tokens.chat import THINK_END, THINK_START, load_tokenizer, stop_ids, token_id
@@ -69,7 +70,10 @@ def generate_shard(
             with PartialLog(folder / "answers.jsonl") as log:
                 say_what_is_kept(log)
                 without_ids = bool(server["external"]) and allow_template
-                asker = make_asker(model, server, sampling, generate, without_ids=without_ids)
+                logprobs = wants_logprobs(generate["logprobs"], prompts.stem)
+                asker = make_asker(
+                    model, server, sampling, generate, without_ids=without_ids, logprobs=logprobs
+                )
                 shard = ShardGeneration(prompts, log, asker)
                 options = ServingOptions(
                     ready_s=server["ready_s"],
@@ -99,8 +103,12 @@ def make_asker(
     generate: dict[str, Any],
     *,
     without_ids: bool = False,
+    logprobs: bool = False,
 ) -> Asker:
-    """Return what puts generations to a server of this model; `without_ids` takes answers that come as text alone."""
+    """Return what puts generations to a server of this model; `without_ids` takes answers that come as text alone.
+
+    With `logprobs` every sampled token's log-probability is asked for as well.
+    """
     tokenizer = load_tokenizer(Path(model["path"]), model["trust_remote_code"])
     think_end = token_id(tokenizer, THINK_END)
     judge_texts = functools.partial(text_outcome, thinks=think_end is not None)
@@ -120,9 +128,15 @@ def make_asker(
         generate["min_answer_tokens"],
         generate["max_attempts"],
         keep_reasoning=generate["history_reasoning"] == "preserve",
+        logprobs=logprobs,
     )
     asker.check_history()
     return asker
+
+
+def wants_logprobs(setting: str, shard: str) -> bool:
+    """Tell whether `generate.logprobs` asks for log-probabilities in this shard."""
+    return setting == "all" or (setting == "canary" and shard == CANARY)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from rebuild.model.copies import copy_model
 from rebuild.model.files import check_folder, content_sha256, hash_files
 from rebuild.model.manifest import MANIFEST_VERSION, Model, describe_config
 from rebuild.model.source import obtain_model
+from rebuild.states.drafter import check_target, read_drafter
 from rebuild.states.layers import choose_layers
 from rebuild.step import begin_step, say
 from rebuild.tables import read_metadata
@@ -25,12 +26,15 @@ def stage_model(
     layers: str | list[int] | None,
     generated: Path,
     fingerprint: str,
+    eagle3: bool = False,
+    drafter: str | None = None,
 ) -> None:
     """Obtain the model that `source` names, check it, copy it to `stage_to` if given, and write its manifest.
 
     A local folder is used where it lies and never written to; what is converted or downloaded lands in `models_dir`.
-    Answers in `generated` that an earlier staging led to must be this very model's, and `layers` (None where no states
-    are wanted) must be layers of it: better said now than after all answers are paid for.
+    Answers in `generated` that an earlier staging led to must be this very model's; `layers` (None where no states are
+    wanted) must be layers of it, and the target that `drafter` was made for: better said now than after all answers are
+    paid for.
 
     Raises:
         StepError: the model cannot be had, is not whole, or cannot chat; there is no room for the copy; or it is another
@@ -45,7 +49,9 @@ def stage_model(
     content = content_sha256(files)
     check_answers(generated, content)
     if layers is not None:
-        choose_layers(layers, facts["num_hidden_layers"])
+        choose_layers(layers, facts["num_hidden_layers"], eagle3=eagle3)
+    if drafter is not None:
+        check_target(read_drafter(drafter), facts["num_hidden_layers"], facts["hidden_size"])
     folder = origin
     if stage_to is not None:
         folder = stage_to.resolve() / f"{origin.name}-{content[:12]}"
@@ -96,6 +102,8 @@ if __name__ == "__main__":
         models_dir=Path(snakemake.params.models_dir),
         trust_remote_code=snakemake.params.trust_remote_code,
         layers=snakemake.params.layers,
+        eagle3=snakemake.params.eagle3,
+        drafter=snakemake.params.drafter,
         generated=Path(snakemake.params.generated),
         fingerprint=snakemake.params.fingerprint,
     )

@@ -96,6 +96,10 @@ HIDDEN_STATES = pa.schema(
         ("rms", pa.list_(pa.float32())),
         ("finite", pa.bool_()),
         ("zero_rows", pa.int32()),
+        ("format", pa.string()),
+        ("token_rms", pa.list_(pa.float32())),
+        ("final_rms", pa.float32()),
+        ("logprob", pa.float32()),
     ]
 )
 

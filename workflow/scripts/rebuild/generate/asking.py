@@ -38,6 +38,7 @@ class Asker:
     min_answer_tokens: int
     max_attempts: int
     keep_reasoning: bool
+    logprobs: bool = False
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -109,6 +110,8 @@ class Asker:
             return too_long(rendered.length, room, self.context_length)
         max_tokens = min(self.sampling["max_tokens"], room)
         body = request_body(conversation, self.sampling, self.template_kwargs, max_tokens)
+        if self.logprobs:
+            body["logprobs"] = True
         began = time.monotonic()
         try:
             reply, attempt = await ask(session, endpoint, body, self.max_attempts)

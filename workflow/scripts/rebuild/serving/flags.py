@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,19 @@ CPU_HYBRID_FLAGS: Flags = {
 GPU_ONLY = ("mem-fraction-static", "enable-hierarchical-cache", "hicache-", "speculative-")
 
 
+@dataclass(frozen=True)
+class Purpose:
+    """What a server needs for work other than answering: it goes before the user's flags and before a CPU's.
+
+    `modules` is a folder of Python modules that the server's processes can import; `variables` are more variables of
+    its environment.
+    """
+
+    flags: Flags = field(default_factory=dict)
+    modules: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 def server_arguments(
     flags: Flags,
     *,
@@ -72,6 +86,7 @@ def server_arguments(
     port: int,
     nccl_port: int,
     served_name: str,
+    purpose: Purpose | None = None,
 ) -> list[str]:
     """Return SGLang's command line for one server of `model` (its manifest) on the leased devices.
 
@@ -92,7 +107,8 @@ def server_arguments(
         "log-level-http": "warning",
         "sampling-defaults": "openai",  # nothing that the request does not say comes from the model's files
     }
-    return render_flags(ours | flags | cpu_overrides(flags, model=model, devices=devices))
+    given = ours | flags | cpu_overrides(flags, model=model, devices=devices)
+    return render_flags(given | (purpose.flags if purpose else {}))
 
 
 def cpu_overrides(flags: Flags, *, model: Mapping[str, Any], devices: list[Device]) -> Flags:
@@ -138,7 +154,10 @@ def render_flags(flags: Flags) -> list[str]:
 
 
 def server_environment(
-    devices: list[Device], stand_in: Path, environ: Mapping[str, str] = os.environ
+    devices: list[Device],
+    stand_in: Path,
+    environ: Mapping[str, str] = os.environ,
+    purpose: Purpose | None = None,
 ) -> dict[str, str]:
     """Return the environment of a server on these devices.
 
@@ -160,4 +179,7 @@ def server_environment(
         # Indices, not UUIDs: SGLang's all-reduce reads this list as numbers.
         result["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         result["CUDA_VISIBLE_DEVICES"] = ",".join(str(device.index) for device in devices)
+    if purpose:
+        result |= purpose.variables
+        paths += [str(purpose.modules.resolve())] if purpose.modules else []
     return result | {"PYTHONPATH": os.pathsep.join(paths)}

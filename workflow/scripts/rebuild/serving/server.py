@@ -21,7 +21,13 @@ import requests
 from rebuild.errors import StepError
 from rebuild.generate.client import Endpoint
 from rebuild.serving.failure import explain_status, probable_cause, read_tail
-from rebuild.serving.flags import Flags, cpu_overrides, server_arguments, server_environment
+from rebuild.serving.flags import (
+    Flags,
+    Purpose,
+    cpu_overrides,
+    server_arguments,
+    server_environment,
+)
 from rebuild.serving.lease import Lease, remove_traces
 from rebuild.serving.processes import kill_processes, mapped_files, session_processes
 from rebuild.step import say
@@ -208,11 +214,12 @@ def start_server(
     folder: Path,
     stand_in: Path,
     attempt: int = 1,
+    purpose: Purpose | None = None,
 ) -> Server:
     """Start a server of `model` (its manifest) on the leased devices and return at once.
 
     Its output goes to `folder/server-<attempt>.log`. `stand_in` is the folder envs/cpu/stand_in, which
-    only servers on the CPU get to see.
+    only servers on the CPU get to see. `purpose` is what work other than answering needs.
     """
     name = f"{Path(model['path']).name}-{uuid.uuid4().hex[:12]}"
     reserved = [reserve_port(), reserve_port()]
@@ -225,12 +232,13 @@ def start_server(
         port=port,
         nccl_port=nccl_port,
         served_name=name,
+        purpose=purpose,
     )
     overrides = cpu_overrides(flags, model=model, devices=lease.devices)
     if overrides:
         say(f"on the CPU these flags take the place of the config's: {overrides}")
     temporary = make_temporary()
-    environment = server_environment(lease.devices, stand_in)
+    environment = server_environment(lease.devices, stand_in, purpose=purpose)
     environment |= dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
     log = folder / f"server-{attempt}.log"
     folder.mkdir(parents=True, exist_ok=True)

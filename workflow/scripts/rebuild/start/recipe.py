@@ -28,7 +28,16 @@ SETTINGS = {
         "tokenize.allow_template",
         "generate.truncated",
     ],
-    "hidden_states": ["hidden_states.layers", "hidden_states.dtype", "hidden_states.max_length"],
+    "hidden_states": [
+        "hidden_states.backend",
+        "hidden_states.layers",
+        "hidden_states.include_last",
+        "hidden_states.formats",
+        "hidden_states.dtype",
+        "hidden_states.max_length",
+        "hidden_states.samples",
+        "hidden_states.batch_tokens",
+    ],
 }
 UPSTREAM = {
     "prompts": [],

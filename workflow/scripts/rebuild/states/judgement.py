@@ -3,32 +3,49 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rebuild.errors import StepError
 
+FINAL = -1  # stands for the last layer's output beside the wanted layers
+
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """One layer of one sample: root mean square, and the tokens whose state is unusable."""
+    """One layer of one sample: its size, and the tokens whose state is unusable.
+
+    `rms` is the root mean square over all tokens, `token_rms` the median over tokens of a token's own.
+    """
 
     layer: int
     rms: float
+    token_rms: float
     tokens: int
     infinite_tokens: tuple[int, ...]
     zero_tokens: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        """How a message calls it."""
+        return "the final state" if self.layer == FINAL else f"layer {self.layer}"
 
-def measure_states(states: Tensor, layers: Sequence[int]) -> list[LayerFacts]:
-    """Return the facts of states [S, D·H], one entry per layer; computed in float32, one layer at a time."""
-    facts = []
-    for layer, block in zip(layers, states.chunk(len(layers), dim=-1), strict=True):
-        values = block.float()
-        infinite = (~values.isfinite()).any(dim=-1).nonzero().flatten().tolist()
-        zero = (values == 0).all(dim=-1).nonzero().flatten().tolist()
-        rms = values.square().mean().sqrt().item()
-        facts.append(LayerFacts(layer, rms, len(values), tuple(infinite), tuple(zero)))
-    return facts
+
+def measure_layer(states: Tensor, layer: int) -> LayerFacts:
+    """Return the facts of one layer's states [S, H]; computed in float32."""
+    squares = states.float().square().mean(dim=-1)  # NaN and infinities pass on to their token
+    unusable = ~squares.isfinite()
+    infinite = unusable.nonzero().flatten().tolist()
+    zero = (squares == 0).nonzero().flatten().tolist()
+    sizes = squares.sqrt()
+    return LayerFacts(
+        layer,
+        squares.mean().sqrt().item(),
+        sizes.nan_to_num(nan=torch.inf).median().item(),
+        len(states),
+        tuple(infinite),
+        tuple(zero),
+    )
 
 
 def check_states(facts: Sequence[LayerFacts], where: str) -> None:
@@ -44,11 +61,11 @@ def check_states(facts: Sequence[LayerFacts], where: str) -> None:
         ):
             if tokens:
                 raise StepError(
-                    f"the hidden states of layer {fact.layer} are {fault}",
+                    f"the hidden states of {fact.name} are {fault}",
                     where=where,
                     expected="finite, non-zero states for every token of every layer",
-                    seen=f"{len(tokens)} of {fact.tokens} tokens of layer {fact.layer} are {fault}, "
-                    f"the first at position {tokens[0]}; RMS of the layers: {describe_rms(facts)}",
+                    seen=f"{len(tokens)} of {fact.tokens} tokens of {fact.name} are {fault}, "
+                    f"the first at position {tokens[0]}; RMS: {describe_rms(facts)}",
                     remedy="compare the model's files with its manifest; if they are whole, try "
                     "hidden_states.dtype: float32, and another device",
                 )
@@ -56,4 +73,4 @@ def check_states(facts: Sequence[LayerFacts], where: str) -> None:
 
 def describe_rms(facts: Sequence[LayerFacts]) -> str:
     """Return `layer 1: 0.52, layer 8: 1.3, …`."""
-    return ", ".join(f"layer {fact.layer}: {fact.rms:.4g}" for fact in facts)
+    return ", ".join(f"{fact.name}: {fact.rms:.4g}" for fact in facts)

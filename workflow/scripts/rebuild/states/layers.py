@@ -22,14 +22,24 @@ def dflash_layers(num_hidden_layers: int, taps: int = 5) -> list[int]:
     return [round(1 + i * (num_hidden_layers - 4) / (taps - 1)) for i in range(taps)]
 
 
-def choose_layers(setting: str | Sequence[int], num_hidden_layers: int) -> list[int]:
-    """Return the layers of `hidden_states.layers`: the given ids, or the DFlash formula for `auto`.
+def eagle3_layers(num_hidden_layers: int) -> list[int]:
+    """Return the three layers that EAGLE-3 drafters read by default: outputs of layers 1, N/2 - 1 and N - 4.
+
+    Source: SGLang 0.5.23 (`set_eagle3_layers_to_capture`) captures before layers 2, N/2 and N - 3.
+    """
+    return [1, num_hidden_layers // 2 - 1, num_hidden_layers - 4]
+
+
+def choose_layers(
+    setting: str | Sequence[int], num_hidden_layers: int, *, eagle3: bool = False
+) -> list[int]:
+    """Return the layers of `hidden_states.layers`: the given ids, or for `auto` those of DFlash, or of EAGLE-3.
 
     Raises:
         StepError: the ids do not fit the model (see `check_layers`), or the word is unknown.
     """
     if setting == "auto":
-        layers = dflash_layers(num_hidden_layers)
+        layers = (eagle3_layers if eagle3 else dflash_layers)(num_hidden_layers)
     elif isinstance(setting, str):
         raise StepError(
             f"{SETTING} is not understood",

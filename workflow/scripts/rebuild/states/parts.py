@@ -1,22 +1,36 @@
 """Finished parts of a shard: an append-only log among them, so that a restart keeps what is whole.
 
-The log holds one JSON object a line: the part's index row, and `made_from`, the hash of what it was made from.
-Snakemake knows of neither log nor parts, so it removes neither when a job fails. The log stays with the parts for good:
-whatever makes the job run again, it finds what is whole and computes nothing twice.
+A part is one file of one sample in one format. The log holds one JSON object a line: the part's index row, and
+`made_from`, the hash of what it was made from. Snakemake knows of neither log nor parts, so it removes neither when a
+job fails. The log stays with the parts for good: whatever makes the job run again, it finds what is whole and computes
+nothing twice.
 """
 
 import json
-import re
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rebuild.files import atomic_path, sha256_file, sync_file
+from rebuild.files import atomic_path, sha256_file
 
 Part = dict[str, Any]
 
 LOG = ".parts.jsonl"
-TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # the names that `atomic_path` gives
+
+
+class Key(NamedTuple):
+    """What tells the parts of a shard apart."""
+
+    sample_id: str
+    format: str
+
+
+class Due(NamedTuple):
+    """A part as it must be: the file it is in, relative to the folder of all shards, and what it is made from."""
+
+    file: str
+    made_from: str
 
 
 def read_log(folder: Path) -> list[Part]:
@@ -41,23 +55,23 @@ def begin_log(folder: Path, parts: Iterable[Part]) -> None:
         temporary.write_text("".join(json.dumps(part) + "\n" for part in parts))
 
 
-def record_part(folder: Path, part: Part) -> None:
-    """Add one finished part to the log and force it to the disk."""
-    with open(folder / LOG, "a") as handle:
-        handle.write(json.dumps(part) + "\n")
-    sync_file(folder / LOG)
+def record_parts(folder: Path, parts: Iterable[Part]) -> None:
+    """Add finished parts to the log, in one write so that writers do not mix their lines, and force it to the disk."""
+    lines = "".join(json.dumps(part) + "\n" for part in parts).encode()
+    with open(folder / LOG, "ab", buffering=0) as handle:
+        handle.write(lines)
+        os.fsync(handle.fileno())
 
 
-def whole_parts(parts: Iterable[Part], wanted: Mapping[str, str], folder: Path) -> dict[str, Part]:
-    """Return, by sample id, the parts that are still as recorded and made from what is wanted now.
-
-    `wanted` is the `made_from` of every sample; `folder` is where the parts' `file` names are looked up.
-    """
-    return {
-        part["sample_id"]: part
-        for part in parts
-        if part["made_from"] == wanted.get(part["sample_id"]) and is_whole(part, folder)
-    }
+def whole_parts(parts: Iterable[Part], due: Mapping[Key, Due], folder: Path) -> dict[Key, Part]:
+    """Return the parts that are still as recorded and as they are due; `folder` is where their files are looked up."""
+    kept = {}
+    for part in parts:
+        key = Key(part.get("sample_id", ""), part.get("format", ""))
+        wanted = due.get(key)
+        if wanted == (part.get("file"), part.get("made_from")) and is_whole(part, folder):
+            kept[key] = part
+    return kept
 
 
 def is_whole(part: Part, folder: Path) -> bool:
@@ -66,20 +80,3 @@ def is_whole(part: Part, folder: Path) -> bool:
     if not path.is_file() or path.stat().st_size != part["bytes"]:
         return False
     return sha256_file(path) == str(part["sha256"])
-
-
-def remove_strays(folder: Path, suffix: str, keep: set[str]) -> list[str]:
-    """Remove what trainers would read in `folder` beyond `keep`, and unfinished files; return the names.
-
-    Only files directly in the folder that end in `suffix`, or are named as `atomic_path` names them, are touched.
-    """
-    strays = [
-        path
-        for path in sorted(folder.glob("*"))
-        if path.name not in keep
-        and not path.is_dir()
-        and (path.suffix == suffix or TEMPORARY.fullmatch(path.name))
-    ]
-    for path in strays:
-        path.unlink()
-    return [path.name for path in strays]

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rebuild.errors import StepError
 from rebuild.tables import iter_rows
 
-COLUMNS = ["sample_id", "input_ids", "loss_mask", "seq_len"]
+COLUMNS = ["sample_id", "source", "input_ids", "loss_mask", "seq_len"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Sample:
     sample_id: str
     input_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.int8]
+    source: str = ""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -60,6 +61,7 @@ def iter_samples(tokenized: Path, vocab_size: int) -> Iterator[Sample]:
             row["sample_id"],
             np.array(row["input_ids"], dtype=np.int32),
             np.array(row["loss_mask"], dtype=np.int8),
+            row["source"] or "",
         )
 
 
@@ -88,5 +90,9 @@ def cut(sample: Sample, max_length: int | None) -> Sample | None:
     """Return the sample's first `max_length` tokens, or None if nothing trainable is left of it."""
     if max_length is None or len(sample) <= max_length:
         return sample
-    shorter = Sample(sample.sample_id, sample.input_ids[:max_length], sample.loss_mask[:max_length])
+    shorter = replace(
+        sample,
+        input_ids=sample.input_ids[:max_length],
+        loss_mask=sample.loss_mask[:max_length],
+    )
     return shorter if is_trainable(shorter.loss_mask) else None

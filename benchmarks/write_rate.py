@@ -1,0 +1,106 @@
+"""How fast hidden states reach the disk in every format, beside a plain sequential write of the same bytes with fsync.
+
+    python benchmarks/write_rate.py [--tokens 2048] [--files 4] [--rounds 9] [--folder .cache]
+
+Measured: from what was captured of a sample (5 layers of 5,120 bfloat16 values, 3 for EAGLE-3, and the final states) to
+a file that is on the disk under its name, its checksum known. Against: the same bytes, ready in memory, written to a new
+file at once and forced to the disk. In pairs, by one thread and by two, each file another one. Goal: 0.9 of the plain
+write.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from measuring import in_pairs, load, spread, verdict
+
+from rebuild.formats.needs import NEEDS
+from rebuild.formats.registry import FORMATS
+from tests.support.captured import make_captured, make_sample
+
+GOAL = 0.9
+LAYERS, HIDDEN = 5, 5120
+
+
+def megabytes_per_s(
+    write: Callable[[Path], None], folder: Path, files: int, threads: int, size: int
+) -> float:
+    """Return the rate at which `threads` write `files` new files of `size` bytes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    os.sync()
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        list(pool.map(write, [folder / str(number) for number in range(files)]))
+        seconds = time.perf_counter() - began
+    shutil.rmtree(folder)
+    return files * size / seconds / 1e6
+
+
+def write_plainly(path: Path, content: bytes) -> None:
+    """Write bytes to a new file and force them to the disk."""
+    with open(path, "wb", buffering=0) as file:
+        file.write(content)
+        os.fsync(file.fileno())
+
+
+def measure(name: str, folder: Path, tokens: int, files: int, rounds: int, threads: int) -> str:
+    """Return the table's line for a format."""
+    kind = FORMATS[name]
+    sample = make_sample(length=tokens)
+    captured = make_captured(tokens, NEEDS[name].taps or LAYERS, HIDDEN)
+
+    def write(path: Path) -> None:
+        kind.write(path, kind.tensors(sample, captured, "none"))
+
+    write(folder / "once")
+    content = (folder / "once").read_bytes()
+    (folder / "once").unlink()
+    pairs = in_pairs(
+        rounds,
+        lambda: megabytes_per_s(write, folder / "ours", files, threads, len(content)),
+        lambda: megabytes_per_s(
+            lambda path: write_plainly(path, content),
+            folder / "plain",
+            files,
+            threads,
+            len(content),
+        ),
+    )
+    ours, plain = zip(*pairs, strict=True)
+    ratios = [one / other for one, other in pairs]
+    cells = [name, str(threads), f"{len(content) / 1e6:.0f}", spread(ours, 0), spread(plain, 0)]
+    return f"| {' | '.join([*cells, spread(ratios), verdict(ratios, GOAL)])} |"
+
+
+def main() -> None:
+    """Print the section of RESULTS.md."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--files", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--folder", type=Path, default=".cache", help="on the disk to be measured")
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    given = parser.parse_args()
+    print("\n## Writing hidden states (`write_rate.py`)\n")
+    print(f"{given.files} files of {given.tokens:,} tokens, {given.rounds} pairs.\n")
+    print("| format | threads | MB a file | MB/s | plain write, MB/s | ours ÷ plain | goal 0.9 |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        sizes = (given.tokens, given.files, given.rounds)
+        for threads in given.threads:
+            for kind in given.formats:
+                print(measure(kind, Path(name), *sizes, threads), flush=True)
+    print(f"\nload {load()} at the end.")
+
+
+if __name__ == "__main__":
+    main()

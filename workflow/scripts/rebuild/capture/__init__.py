@@ -1,0 +1,1 @@
+"""Backends that produce hidden states: the model in transformers, and the serving engine's own capture."""

@@ -1,0 +1,1 @@
+"""The files that trainers read, made from one capture."""
