@@ -9,7 +9,7 @@ LOCKS := $(wildcard envs/$(KIND)/requirements*.txt)
 CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
 BENCHMARKS := measuring serving_rate client_ceiling startup_overlap tokenize_rate audit_rate write_rate
-SERVERS := tests/workflow/test_engine_capture.py tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
+SERVERS := tests/workflow/test_engine_states.py tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
 	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py
 TRAINING := tests/peers/test_drafter_training.py
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)

@@ -3,7 +3,7 @@
 import pytest
 
 from rebuild.errors import StepError
-from rebuild.states.layers import check_layers, choose_layers, dflash_layers
+from rebuild.states.layers import check_layers, choose_layers, dflash_layers, eagle3_layers
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,12 @@ def test_the_formula_gives_the_layers_of_published_drafters(num_hidden_layers, t
 def test_auto_takes_the_formula_and_a_list_is_taken_as_it_is():
     assert choose_layers("auto", 64) == [1, 16, 31, 46, 61]
     assert choose_layers([0, 2, 29], 30) == [0, 2, 29]
+
+
+def test_auto_for_eagle3_takes_what_sglang_captures_by_default():
+    assert eagle3_layers(36) == [1, 17, 32]
+    assert choose_layers("auto", 30, eagle3=True) == [1, 14, 26]
+    assert choose_layers([0, 2, 29], 30, eagle3=True) == [0, 2, 29]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,19 @@ import pytest
 import torch
 
 from rebuild.errors import StepError
-from rebuild.states.judgement import check_states, measure_states
+from rebuild.extraction.shard import measure
+from rebuild.states.captured import Captured
+from rebuild.states.judgement import FINAL, check_states
 
 LAYERS = [1, 8, 14]
 
 
 def good_states(length=6, width=4):
     return torch.full((length, 3 * width), 2.0, dtype=torch.bfloat16)
+
+
+def measure_states(states, layers, **final):
+    return measure(Captured(states.unflatten(1, (len(layers), -1)), **final), layers)
 
 
 def judge(states):
@@ -64,3 +70,20 @@ def test_single_zeros_among_other_values_are_fine():
 def test_large_activations_of_bfloat16_do_not_overflow_the_measure():
     (fact, *_) = measure_states(good_states() * 2.0**50, LAYERS)
     assert fact.rms == 2.0**51
+
+
+def test_a_token_is_unusable_whatever_its_other_values_are():
+    states = good_states()
+    states[2, 0], states[2, 5] = float("nan"), float("inf")
+    facts = measure_states(states, LAYERS)
+    assert [fact.infinite_tokens for fact in facts] == [(2,), (2,), ()]
+
+
+@pytest.mark.parametrize("name", ["pre_norm", "post_norm"])
+def test_a_final_state_is_judged_like_a_layer(name):
+    final = torch.ones(6, 4, dtype=torch.bfloat16)
+    facts = measure_states(good_states(), LAYERS, **{name: final})
+    assert [fact.layer for fact in facts] == [*LAYERS, FINAL]
+    final[3] = 0
+    with pytest.raises(StepError, match="the hidden states of the last layer's output are all zero"):
+        check_states(measure_states(good_states(), LAYERS, **{name: final}), "sample")

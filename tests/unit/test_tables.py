@@ -36,7 +36,8 @@ DESIGN = {  # columns as the design lists them; a type is said where it is not p
     "tokenized": "sample_id, prompt_id, turn int32, source, input_ids list<int32>, "
     "loss_mask list<int8>, seq_len int32, loss_tokens int32, mask_origin, finish_reason",
     "hidden_states": "sample_id, file, key, seq_len int32, layers list<int32>, dtype, bytes int64, "
-    "sha256, rms list<float>, finite bool, zero_rows int32",
+    "sha256, rms list<float>, finite bool, zero_rows int32, format, token_rms list<float>, "
+    "final_rms float, logprob float",
     "rejected": "file, line int64, prompt_id, reason, detail",
 }
 SCHEMAS = {
@@ -127,7 +128,8 @@ def test_nothing_is_null_but_what_was_given_as_null(tmp_path: Path):
     path = tmp_path / "00000.parquet"
     row = {"file": None, "key": "", "layers": [], "rms": None, "bytes": 1 << 40}
     row |= {"sample_id": "a", "seq_len": 0, "dtype": "bfloat16", "sha256": "0" * 64}
-    row |= {"finite": False, "zero_rows": 0}
+    row |= {"finite": False, "zero_rows": 0, "format": "specforge"}
+    row |= {"token_rms": None, "final_rms": None, "logprob": None}
     with TableWriter(path, HIDDEN_STATES, {}) as writer:
         writer.write([row])
     assert list(iter_rows(path)) == [row]

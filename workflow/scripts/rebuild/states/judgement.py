@@ -28,7 +28,7 @@ class LayerFacts:
     @property
     def name(self) -> str:
         """How a message calls it."""
-        return "the final state" if self.layer == FINAL else f"layer {self.layer}"
+        return "the last layer's output" if self.layer == FINAL else f"layer {self.layer}"
 
 
 def measure_layer(states: Tensor, layer: int) -> LayerFacts:
