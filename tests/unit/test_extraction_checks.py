@@ -45,7 +45,7 @@ def runs(tmp_path, llama, monkeypatch):
         )
     write_generated(canary)
     shards = {"canary": {"user_turns": len(CANARY)}, "00000": {"user_turns": len(SHARD)}}
-    write_json(folder / "prompts" / "manifest.json", {"shards": shards})
+    write_json(folder / "prompts" / "manifest.json", {"assign": "contiguous", "shards": shards})
     return canary, shard
 
 

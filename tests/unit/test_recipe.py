@@ -24,6 +24,7 @@ from rebuild.start.recipe import (
     changed_settings,
     check_recipe,
     downstream,
+    existing_results,
     fingerprints,
     make_recipe,
     record_recipe,
@@ -119,6 +120,16 @@ def test_every_setting_of_the_recipe_is_tried_above():
     sections = {path.partition(".")[0] for path in tried}
     for path in (path for paths in SETTINGS.values() for path in paths):
         assert path in tried or (path == "sampling" and "sampling" in sections)
+
+
+def test_what_a_failed_job_leaves_hidden_is_no_result(tmp_path: Path):
+    shard = tmp_path / "hidden_states" / "canary"
+    shard.mkdir(parents=True)
+    for name in (".parts.jsonl", ".checks.json", "../.reserving"):
+        (shard / name).touch()
+    assert existing_results(tmp_path, "hidden_states") == []
+    (shard / "a_gen0.ckpt").touch()
+    assert existing_results(tmp_path, "hidden_states") == [tmp_path / "hidden_states"]
 
 
 @pytest.mark.parametrize(

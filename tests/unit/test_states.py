@@ -85,5 +85,7 @@ def test_a_final_state_is_judged_like_a_layer(name):
     facts = measure_states(good_states(), LAYERS, **{name: final})
     assert [fact.layer for fact in facts] == [*LAYERS, FINAL]
     final[3] = 0
-    with pytest.raises(StepError, match="the hidden states of the last layer's output are all zero"):
+    with pytest.raises(
+        StepError, match="the hidden states of the last layer's output are all zero"
+    ):
         check_states(measure_states(good_states(), LAYERS, **{name: final}), "sample")

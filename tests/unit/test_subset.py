@@ -13,29 +13,42 @@ def sample(number, length, source):
     return Sample(f"{number}_gen0", np.zeros(length, np.int32), np.ones(length, np.int8), source)
 
 
-def shards(canary, *others):
+def manifest(canary, *others, assign="contiguous"):
     named = {f"{number:05d}": {"user_turns": turns} for number, turns in enumerate(others)}
-    return ({"canary": {"user_turns": canary}} if canary else {}) | named
+    first = {"canary": {"user_turns": canary}} if canary else {}
+    return {"assign": assign, "shards": first | named}
 
 
 def test_the_canary_is_taken_whole_and_counts():
-    of = shards(8, 30, 30)
+    of = manifest(8, 30, 30)
     assert shard_quota(20, "canary", of) is None
     assert [shard_quota(20, name, of) for name in ("00000", "00001")] == [6, 6]
 
 
+def test_interleaved_shards_are_taken_one_after_another():
+    of = manifest(8, 30, 30, 30, assign="interleave")
+    names = ("00000", "00001", "00002")
+    assert [shard_quota(50, name, of) for name in names] == [None, 12, 0]
+    assert [shard_quota(68, name, of) for name in names] == [None, None, 0]
+    assert [shard_quota(98, name, of) for name in names] == [None, None, None]
+    assert shard_quota(50, "canary", of) is None
+
+
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.integers(0, 500))
-def test_the_shards_quotas_are_in_proportion_and_add_up(turns, wanted):
-    of = shards(0, *turns)
-    quotas = [shard_quota(wanted, name, of) for name in of]
+def test_contiguous_shards_give_in_proportion_and_add_up(turns, wanted):
+    of = manifest(0, *turns)
+    quotas = [shard_quota(wanted, name, of) for name in of["shards"]]
     total = sum(turns)
+    if wanted >= max(1, total):
+        assert set(quotas) == {None}
+        return
     assert sum(quotas) == (wanted if total else 0)
     for own, quota in zip(turns, quotas, strict=True):
         assert abs(quota - wanted * own / max(1, total)) < 1
 
 
 def test_fewer_than_the_canary_leaves_the_others_nothing():
-    assert shard_quota(5, "00000", shards(8, 30)) == 0
+    assert shard_quota(5, "00000", manifest(8, 30)) == 0
 
 
 def test_sources_and_lengths_keep_their_proportions():

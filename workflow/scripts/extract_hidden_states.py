@@ -208,8 +208,8 @@ def read_samples(
 
 def subset(samples: list[Sample], wanted: int, shard: str, run: Path) -> list[Sample]:
     """Return the shard's part of about `wanted` samples of the run (`hidden_states.samples`)."""
-    shards = read_json(run / "prompts" / "manifest.json")["shards"]
-    chosen = choose_samples(samples, shard_quota(wanted, shard, shards))
+    manifest = read_json(run / "prompts" / "manifest.json")
+    chosen = choose_samples(samples, shard_quota(wanted, shard, manifest))
     say(f"hidden_states.samples = {wanted}: {len(chosen)} of this shard's {len(samples)} samples")
     return chosen
 

@@ -277,6 +277,11 @@ def downstream(phases: set[str]) -> set[str]:
 
 
 def existing_results(folder: Path, phase: str) -> list[Path]:
-    """Return the result folders of a phase that hold anything."""
+    """Return the result folders of a phase that hold anything; hidden files are locks and logs of what is not there yet."""
     candidates = [folder / name for name in FOLDERS[phase]]
-    return [path for path in candidates if path.is_dir() and any(path.iterdir())]
+    return [path for path in candidates if any(is_result(file) for file in path.rglob("*"))]
+
+
+def is_result(path: Path) -> bool:
+    """Tell whether a path is a file or link that is not hidden."""
+    return not path.name.startswith(".") and (path.is_symlink() or path.is_file())

@@ -1,4 +1,4 @@
-"""Which samples of a shard are captured when not all are: from every source and length in proportion, without chance."""
+"""Which samples are captured when not all are: from every source and length in proportion, without chance."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,25 +8,27 @@ from rebuild.states.samples import Sample
 from rebuild.strata import share_out, spread
 
 
-def shard_quota(samples: int, shard: str, shards: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Return how many samples a shard gives of about `samples` of the whole run, or None for all of them.
+def shard_quota(samples: int, shard: str, manifest: Mapping[str, Any]) -> int | None:
+    """Return how many samples a shard gives of about `samples` of the whole run, or None for all that it has.
 
-    `shards` is that of prompts/manifest.json, in the order of the shards; user turns stand for samples, which are not
-    known before everything is answered. The canary gives all, and counts.
+    `manifest` is prompts/manifest.json, whose user turns stand for samples: those are not known before everything is
+    answered, and may be more (after tool results) or fewer. The canary gives all, and counts. Where prompts were
+    interleaved every shard has the whole mix, so shards give all they have, one after another, and the others nothing: a
+    job's start costs as much for a few samples as for many. Contiguous shards give in proportion.
     """
     if shard == CANARY:
         return None
-    of_canary: int = shards[CANARY]["user_turns"] if CANARY in shards else 0
-    rest = max(0, samples - of_canary)
     turns: dict[str, int] = {
-        name: facts["user_turns"] for name, facts in shards.items() if name != CANARY
+        name: facts["user_turns"] for name, facts in manifest["shards"].items()
     }
-    before = 0
-    for name, own in turns.items():
-        if name == shard:
-            break
-        before += own
+    rest = max(0, samples - turns.pop(CANARY, 0))
+    before = sum(own for name, own in turns.items() if name < shard)
     total = max(1, sum(turns.values()))
+    if rest >= total:
+        return None
+    if manifest["assign"] == "interleave":
+        left = rest - before
+        return None if left >= turns[shard] else max(0, left)
     return rest * (before + turns[shard]) // total - rest * before // total
 
 
