@@ -1,6 +1,7 @@
 """Staging: from the configured source to a folder that is whole, and a manifest that says what it is."""
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,17 @@ def test_another_model_than_the_one_that_answered_is_refused(model: Path, tmp_pa
         else:
             with pytest.raises(StepError, match="not the one that answered so far"):
                 stage(model, tmp_path)
+
+
+def test_a_drafter_for_another_target_is_refused_before_anything_is_answered(
+    model: Path, tmp_path: Path
+) -> None:
+    drafter = tmp_path / "drafter.json"
+    config = {"num_target_layers": 64, "dflash_config": {"target_layer_ids": [1]}}
+    drafter.write_text(json.dumps(config))
+    with pytest.raises(StepError, match="the drafter is for another target") as refused:
+        stage(model, tmp_path, drafter=str(drafter))
+    assert "layers 64" in refused.value.expected
 
 
 def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_answered(

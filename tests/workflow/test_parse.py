@@ -342,6 +342,58 @@ def test_after_the_named_results_are_given_up_the_run_goes_on(finished: Path, me
     assert recipe["phases"]["hidden_states"]["settings"]["hidden_states.layers"] == [1, 2]
 
 
+# Hidden states
+
+DRAFTER = {"num_target_layers": 30, "dflash_config": {"target_layer_ids": [2, 9, 15]}}
+
+
+def test_a_drafters_layers_are_the_runs_and_the_same_ones_by_hand_redo_nothing(fresh: Path):
+    (fresh / "drafter.json").write_text(json.dumps(DRAFTER))
+    done = run_tree(fresh, "--config", "hidden_states={drafter: drafter.json}")
+    assert done.returncode == 0, done.stdout
+    recipe = json.loads((fresh / "results" / "demo" / "recipe.json").read_text())
+    settings = recipe["phases"]["hidden_states"]["settings"]
+    assert settings["hidden_states.layers"] == [2, 9, 15]
+    assert planned(fresh, "--config", "hidden_states={layers: [2, 9, 15]}") == {}
+
+
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [
+        ("{drafter: drafter.json, layers: [2, 9]}", "two settings name different layers"),
+        ("{drafter: nothing.json}", "the drafter's configuration cannot be read"),
+        ("{formats: [speculators, speculators_fp8]}", "exclude each other"),
+        ("{formats: [specforge_eagle3], layers: [1, 2]}", "takes exactly 3 layers"),
+        ("{include_last: pre_norm}", "have no place for the last layer's output"),
+        ("{layers: [3, 3]}", "layers"),
+    ],
+)
+def test_settings_of_hidden_states_that_contradict_each_other_stop_the_parse(
+    fresh: Path, states: str, says: str
+):
+    (fresh / "drafter.json").write_text(json.dumps(DRAFTER))
+    refused = run_tree(fresh, "--config", f"hidden_states={states}")
+    assert refused.returncode == 1
+    assert says in refused.stdout and "Traceback" not in refused.stdout
+    assert started(fresh) == {}
+
+
+def test_with_a_canary_its_hidden_states_come_before_any_other_shards(tmp_path: Path):
+    tree = dummy_tree(tmp_path / "tree", canary=2)
+    assert run_tree(tree).returncode == 0
+    ended = [call for call in calls(tree) if call["rule"] == "extract_hidden_states"]
+    assert [call["event"] for call in ended[:2]] == ["start", "end"]
+    assert [call["shard"] for call in ended[:2]] == ["canary", "canary"] and len(ended) == 6
+    (tree / "results" / "demo" / "hidden_states" / "canary.parquet").unlink()
+    assert planned(tree) == {"extract_hidden_states": 1}
+
+
+def test_the_shards_are_joined_for_speculators_alone(fresh: Path):
+    assert "join_speculators" not in planned(fresh)
+    formats = "hidden_states={formats: [specforge, speculators_fp8]}"
+    assert planned(fresh, "--config", formats)["join_speculators"] == 1
+
+
 # How many devices
 
 
