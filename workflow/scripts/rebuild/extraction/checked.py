@@ -1,18 +1,16 @@
 """The samples that a job recomputes before it captures any: its own, and the canary's with what the server said of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from rebuild.shards import CANARY
 from rebuild.states.policy import Sampled
 from rebuild.states.samples import Sample, cut, iter_samples
-from rebuild.tables import iter_rows
-
-Row = dict[str, Any]
 
 CANARY_CHECKED = 16  # of the canary's samples, from the shortest to the longest
 COLUMNS = ["sample_id", "prompt_token_ids", "response_token_ids", "response_logprobs"]
@@ -65,15 +63,13 @@ def read_sampled(generated: Path, sample_ids: set[str]) -> dict[str, Sampled]:
     """Return what the server said of those samples that it gave log-probabilities of, one for every id of the answer."""
     if not generated.exists():
         return {}
+    given = pc.field("response_logprobs").is_valid()
+    rows = pq.read_table(generated, columns=COLUMNS, filters=given).to_pylist()
     return {
         row["sample_id"]: Sampled(
             len(row["prompt_token_ids"]), np.array(row["response_logprobs"], dtype=np.float32)
         )
-        for row in wanted_rows(iter_rows(generated, COLUMNS), sample_ids)
-        if len(row["response_logprobs"] or []) == len(row["response_token_ids"] or []) > 0
+        for row in rows
+        if row["sample_id"] in sample_ids
+        and len(row["response_logprobs"]) == len(row["response_token_ids"] or []) > 0
     }
-
-
-def wanted_rows(rows: Iterable[Row], sample_ids: set[str]) -> Iterable[Row]:
-    """Yield the rows of these samples."""
-    return (row for row in rows if row["sample_id"] in sample_ids)
