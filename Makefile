@@ -8,9 +8,10 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 LOCKS := $(wildcard envs/$(KIND)/requirements*.txt)
 CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
-BENCHMARKS := measuring serving_rate client_ceiling startup_overlap tokenize_rate audit_rate write_rate
+BENCHMARKS := measuring serving_rate client_ceiling startup_overlap tokenize_rate audit_rate capture_rate write_rate
 SERVERS := tests/workflow/test_engine_states.py tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
-	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py
+	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py \
+	tests/faults/test_extraction_faults.py
 TRAINING := tests/peers/test_drafter_training.py
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 SMK := Snakefile $(wildcard workflow/rules/*.smk)
@@ -55,7 +56,7 @@ check: dev ## formats, lints, types, and the tests of documentation and schema
 	@$(RUN) snakemake --lint
 	@$(RUN) python -m pytest -q tests/docs
 
-bench: dev test-packages ## measure speed beside others' programs and write benchmarks/RESULTS.md (about 40 minutes)
+bench: dev test-packages ## measure speed beside others' programs and write benchmarks/RESULTS.md (about 50 minutes)
 	@$(RUN) sh -ec 'for part in $(BENCHMARKS); do python benchmarks/$$part.py; done' > .cache/RESULTS.md
 	@mv .cache/RESULTS.md benchmarks/RESULTS.md
 

@@ -24,6 +24,8 @@ BENCH_PEERS = ROOT / ".cache" / "bench-peers"
 LONGEST = 8192
 FEWEST = 2
 SPECFORGE_TEMPLATE = "qwen3-thinking"
+# Of a model with next to nothing to compute, whose states are so wide that they would show if they were kept.
+WIDE = {"hidden_size": 256}
 
 Told = dict[str, Any]
 
@@ -213,6 +215,47 @@ def sums(rows: Iterable[Told]) -> Told:
     return {"ids": ids, "supervised": supervised}
 
 
+def write_run(path: str, *lengths: str) -> Told:
+    """Write a run with a small random model, and a tokenized shard of samples of these lengths."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.support import tiny_states
+
+    folder = Path(path)
+
+    def work() -> Told:
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**tiny_states.PLAIN | WIDE))
+        model.save_pretrained(folder / "model")
+        tiny_states.write_manifest(folder / "model.json", folder / "model")
+        rows = [
+            tiny_states.tokenized_row(f"p{number:06d}_gen0", int(length))
+            for number, length in enumerate(lengths)
+        ]
+        tiny_states.write_tokenized(folder / "tokenized" / "00000.parquet", rows)
+        return {"rows": len(rows)}
+
+    return measure(work)
+
+
+def extract(path: str) -> Told:
+    """Extract the states of the shard of such a run."""
+    from extract_hidden_states import extract_hidden_states
+    from rebuild.tables import read_metadata
+    from tests.support.tiny_states import ExtractionRun
+
+    run = ExtractionRun(Path(path), Path(path) / "model.json")
+    arguments = run.arguments()
+
+    def work() -> Told:
+        extract_hidden_states(**arguments)
+        files = list(run.states.glob("*.ckpt"))
+        return {"rows": len(files), "bytes": int(read_metadata(run.index)["bytes"])}
+
+    return measure(work)
+
+
 JOBS: dict[str, Callable[..., Told]] = {
     "read": read_parquet,
     "audit-set": audit_set,
@@ -220,6 +263,8 @@ JOBS: dict[str, Callable[..., Told]] = {
     "tokenize": tokenize,
     "specforge": specforge,
     "speculators": speculators,
+    "write-run": write_run,
+    "extract": extract,
 }
 
 if __name__ == "__main__":

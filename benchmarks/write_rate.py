@@ -5,10 +5,11 @@
 Measured: from what was captured of a sample (5 layers of 5,120 bfloat16 values, 3 for EAGLE-3, and the final states) to
 a file that is on the disk under its name, its checksum known. Against: the same bytes, ready in memory, written to a new
 file at once and forced to the disk. In pairs, by one thread and by two, each file another one. Goal: 0.9 of the plain
-write.
+write. Besides: how fast one core makes a SHA-256, beyond which no file with a checksum is written by one thread.
 """
 
 import argparse
+import hashlib
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from measuring import in_pairs, load, spread, verdict
 
@@ -27,19 +29,26 @@ GOAL = 0.9
 LAYERS, HIDDEN = 5, 5120
 
 
-def megabytes_per_s(
+class Rate(NamedTuple):
+    """One side of a pair: MB/s, and the CPU seconds that this process took for a GB."""
+
+    megabytes_per_s: float
+    cpu_s: float
+
+
+def write_files(
     write: Callable[[Path], None], folder: Path, files: int, threads: int, size: int
-) -> float:
-    """Return the rate at which `threads` write `files` new files of `size` bytes."""
+) -> Rate:
+    """Have `threads` write `files` new files of `size` bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.sync()
     with ThreadPoolExecutor(threads) as pool:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         list(pool.map(write, [folder / str(number) for number in range(files)]))
-        seconds = time.perf_counter() - began
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     shutil.rmtree(folder)
-    return files * size / seconds / 1e6
+    return Rate(files * size / seconds / 1e6, cpu / (files * size / 1e9))
 
 
 def write_plainly(path: Path, content: bytes) -> None:
@@ -47,6 +56,14 @@ def write_plainly(path: Path, content: bytes) -> None:
     with open(path, "wb", buffering=0) as file:
         file.write(content)
         os.fsync(file.fileno())
+
+
+def hash_rate(megabytes: int = 100) -> float:
+    """Return the MB/s of a SHA-256."""
+    content = bytes(megabytes * 1_000_000)
+    began = time.perf_counter()
+    hashlib.sha256(content)
+    return megabytes / (time.perf_counter() - began)
 
 
 def measure(name: str, folder: Path, tokens: int, files: int, rounds: int, threads: int) -> str:
@@ -63,8 +80,8 @@ def measure(name: str, folder: Path, tokens: int, files: int, rounds: int, threa
     (folder / "once").unlink()
     pairs = in_pairs(
         rounds,
-        lambda: megabytes_per_s(write, folder / "ours", files, threads, len(content)),
-        lambda: megabytes_per_s(
+        lambda: write_files(write, folder / "ours", files, threads, len(content)),
+        lambda: write_files(
             lambda path: write_plainly(path, content),
             folder / "plain",
             files,
@@ -72,9 +89,11 @@ def measure(name: str, folder: Path, tokens: int, files: int, rounds: int, threa
             len(content),
         ),
     )
-    ours, plain = zip(*pairs, strict=True)
-    ratios = [one / other for one, other in pairs]
-    cells = [name, str(threads), f"{len(content) / 1e6:.0f}", spread(ours, 0), spread(plain, 0)]
+    ratios = [ours.megabytes_per_s / plain.megabytes_per_s for ours, plain in pairs]
+    sides = list(zip(*pairs, strict=True))
+    rates = [spread([rate.megabytes_per_s for rate in side], 0) for side in sides]
+    cpu = [spread([rate.cpu_s for rate in side]) for side in sides]
+    cells = [name, str(threads), f"{len(content) / 1e6:.0f}", *rates, *cpu]
     return f"| {' | '.join([*cells, spread(ratios), verdict(ratios, GOAL)])} |"
 
 
@@ -92,14 +111,18 @@ def main() -> None:
     given = parser.parse_args()
     print("\n## Writing hidden states (`write_rate.py`)\n")
     print(f"{given.files} files of {given.tokens:,} tokens, {given.rounds} pairs.\n")
-    print("| format | threads | MB a file | MB/s | plain write, MB/s | ours ÷ plain | goal 0.9 |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| format | threads | MB a file | MB/s | plain write, MB/s | CPU s a GB | plain write, CPU s a GB "
+        "| ours ÷ plain | goal 0.9 |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         sizes = (given.tokens, given.files, given.rounds)
         for threads in given.threads:
             for kind in given.formats:
                 print(measure(kind, Path(name), *sizes, threads), flush=True)
-    print(f"\nload {load()} at the end.")
+    hashing = spread([hash_rate() for _ in range(given.rounds)], 0)
+    print(f"\nSHA-256 alone: {hashing} MB/s; load {load()} at the end.")
 
 
 if __name__ == "__main__":

@@ -42,12 +42,13 @@ class Matrix:
 
     tree: Path
     config: Path
+    target: str = TARGET
     seen: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
     def command(self) -> list[str]:
         return snakemake_command(
-            TARGET, "--rerun-incomplete", "--cores", "2", "--configfile", str(self.config)
+            self.target, "--rerun-incomplete", "--cores", "2", "--configfile", str(self.config)
         )
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -100,7 +101,9 @@ def role(command: str) -> str:
     """Return what a process is, from its command line."""
     if "launch_server.py" in command:
         return "server"
-    if "generate_shard.py" in command:
+    if command.startswith("sglang::scheduler"):
+        return "scheduler"
+    if "generate_shard.py" in command or "extract_hidden_states.py" in command:
         return "job"
     return "driver" if "snakemake" in command and ".snakemake/scripts" not in command else "other"
 

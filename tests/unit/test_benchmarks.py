@@ -1,22 +1,30 @@
 """The benchmarks run on small sizes and count what they claim to count. No timing is asserted here."""
 
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks import measuring
+from rebuild.capture.batches import capture_all
 from rebuild.serving.devices import select_devices
 from rebuild.serving.external import ExternalServers
 from rebuild.serving.lease import Lease, lease_devices
+from rebuild.states.captured import Wanted
 from rebuild.tables import iter_rows
 from rebuild.tokens.chat import load_tokenizer
 
 sys.path.append(str(Path(measuring.__file__).parent))  # where programs find what lies beside them
 
 import audit_rate
+import capture_rate
 import client_ceiling
 import data_jobs
 import instant_server
@@ -210,3 +218,103 @@ def test_the_writing_benchmark_measures_files_of_the_size_that_it_says(
     megabytes = 60 * (3 + 1) * 5120 * 2 / 1e6
     assert line.startswith(f"| specforge_eagle3 | {threads} | {megabytes:.0f} |")
     assert list(tmp_path.iterdir()) == []
+
+
+LAYERS = Wanted((0, 2))
+
+
+def test_all_sides_of_the_capture_benchmark_take_every_token(tiny_llama: Path):
+    samples = [[5] * length for length in (3, 30, 7, 12, 20)]
+    told = capture_rate.beside_forwards(tiny_llama, samples, 2, 2, "float32", LAYERS)
+    capture_rate.check(told, 72)
+    assert all(run["wall_s"] > 0 and run["cpu_s"] > 0 for runs in told.values() for run in runs)
+    assert capture_rate.table(told).count("\n") == 1 + len(told) == 4
+    with pytest.raises(RuntimeError, match=r"bare forward.*\[72, 72\] tokens of 73"):
+        capture_rate.check({"bare": told["bare"]}, 73)
+
+
+def test_the_padded_loop_has_the_states_that_ours_captures(tiny_llama: Path):
+    samples = [[number * 7 + place for place in range(9 + 8 * number)] for number in range(3)]
+    target = capture_rate.load_cut(tiny_llama, "float32", LAYERS)
+    ours = dict(capture_all(target, samples))
+    whole = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    padded = list(capture_rate.padded_states(whole, samples, LAYERS.layers, 2))
+    for position, states in enumerate(padded):
+        expected = ours[position].taps.flatten(1).float()
+        assert (states - expected).norm() < 0.01 * expected.norm()
+    assert len(padded) == 3
+
+
+def test_samples_of_the_capture_benchmark_are_of_all_lengths_and_mostly_short():
+    lengths = capture_rate.mixed_lengths(24)
+    assert (min(lengths), max(lengths)) == (24, 1400)
+    assert sorted(lengths)[12] < 250 and lengths != sorted(lengths)
+    samples = capture_rate.make_samples(24, 50)
+    assert [len(ids) for ids in samples] == lengths and samples == capture_rate.make_samples(24, 50)
+    assert [len(ids) for ids in capture_rate.longest_first(samples)] == sorted(lengths)[::-1]
+
+
+def test_the_capture_is_held_against_both_goals_by_the_clock_and_by_cpu_seconds():
+    def run(wall_s: float, cpu_s: float) -> dict[str, float]:
+        return {"tokens": 100, "wall_s": wall_s, "cpu_s": cpu_s}
+
+    told = {"ours": [run(1, 1)] * 2, "bare": [run(0.96, 0.9)] * 2, "padded": [run(3.5, 2.9)] * 2}
+    bare, padded = capture_rate.ratios(told).splitlines()
+    assert "**0.960 (0.960 to 0.960)**; goal 0.95: reached; by CPU seconds 0.900" in bare
+    assert bare.endswith("**under the goal**") and "goal 3: reached" in padded
+    engine = {"engine": [run(1, 0.1)], "alone": [run(2, 2)]}
+    line = capture_rate.engine_ratio(engine)
+    assert line.endswith("**2.00 (2.00 to 2.00)**; by CPU seconds 20.00 (20.00 to 20.00)")
+
+
+def test_the_cpu_seconds_of_a_server_count_and_it_stands_still_while_ours_is_measured():
+    burn = (
+        "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", burn]
+    began = capture_rate.cpu_seconds()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        assert capture_rate.cpu_seconds() - began >= 0.25
+        server = psutil.Process(child.pid)
+        side = capture_rate.with_children_paused(
+            lambda: {"paused": becomes(server, lambda status: status == psutil.STATUS_STOPPED)}
+        )
+        assert side() == {"paused": True}
+        assert becomes(server, lambda status: status != psutil.STATUS_STOPPED)
+        child.stdin.close()
+
+
+def becomes(process: psutil.Process, like: Callable[[str], bool]) -> bool:
+    """Return whether a process comes into such a state soon."""
+    deadline = time.monotonic() + 10
+    while not like(process.status()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return like(process.status())
+
+
+def test_a_job_of_the_memory_benchmark_writes_every_samples_states(tmp_path: Path):
+    told = capture_rate.extract(tmp_path, 3)
+    lengths = (3 * capture_rate.mixed_lengths(20))[:3]
+    assert told["rows"] == 3
+    assert told["bytes"] > sum(lengths) * 3 * data_jobs.WIDE["hidden_size"] * 2
+    assert told["peak_mb"] > 100
+
+
+def test_memory_that_grows_with_the_samples_is_told(monkeypatch: pytest.MonkeyPatch):
+    peaks = {"60": 500.0, "600": 600.0}
+    monkeypatch.setattr(
+        capture_rate, "extract", lambda folder, samples: {"peak_mb": peaks[folder.name]}
+    )
+    line = capture_rate.memory(Path(), [60, 600])
+    assert line.startswith("Peak memory: 60 samples 500 MB, 600 samples 600 MB: × 1.20; goal 1.1: ")
+    assert line.endswith("**under the goal**.")
+
+
+def test_a_job_that_leaves_samples_out_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(capture_rate, "run_job", lambda *arguments: {"rows": 2})
+    with pytest.raises(RuntimeError, match="2 files of 3 samples"):
+        capture_rate.extract(tmp_path, 3)

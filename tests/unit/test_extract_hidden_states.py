@@ -346,8 +346,10 @@ def test_a_disk_that_takes_no_more_stops_the_shard_and_keeps_what_it_took(run, m
         return plain(shard, sample, *rest)
 
     monkeypatch.setattr(rebuild.extraction.capturing, "write_sample", full_disk)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(StepError, match="could not be recorded") as stopped:
         extract(run)
+    assert stopped.value.where == "shard 00000, sample a_gen0"
+    assert "No space left on device" in stopped.value.seen
     assert not run.index.exists()
     assert {part["sample_id"] for part in read_log(run.states)} == {"b_gen0", "c_gen0", "d_gen0"}
 

@@ -1,6 +1,7 @@
 """What a job proves before it captures anything, on a canary and on a shard after it, with a real (random) model."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,8 +11,13 @@ import rebuild.capture.batches
 import rebuild.capture.forward
 import rebuild.capture.model
 import rebuild.extraction.capturing
+from rebuild.capture import batches
+from rebuild.capture.forward import plain_reference
+from rebuild.capture.model import cut, load_whole
 from rebuild.errors import StepError
 from rebuild.files import write_json
+from rebuild.serving.server import ServerDied
+from rebuild.states.captured import Wanted
 from rebuild.tables import GENERATED, TableWriter, iter_rows, read_metadata
 from tests.support.tiny_states import (
     ExtractionRun,
@@ -260,3 +266,70 @@ def test_memory_that_runs_out_names_the_sample(runs, monkeypatch):
     with pytest.raises(StepError) as stopped:
         extract(shard)
     assert "35" in stopped.value.describe() and "s35_gen0" in stopped.value.describe()
+
+
+# Servers that are lost
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Stand in for servers: what each of them does, one after another, with a lease and no process."""
+    script = []
+
+    @contextmanager
+    def captures(model, *, wanted, **_):
+        yield script.pop(0)
+
+    def references(model, sequences, **_):
+        whole = load_whole(model, dtype="float32", devices=["cpu"])
+        return [plain_reference(whole, ids) for ids in sequences]
+
+    monkeypatch.setattr("rebuild.capture.engine.engine_capture", captures)
+    monkeypatch.setattr("rebuild.capture.apart.references_apart", references)
+    monkeypatch.setattr("rebuild.extraction.backends.translate_flags", lambda *_: {})
+    return script
+
+
+def answering(llama, then=None, after=0):
+    """Return what a server captures, and after so many samples of a call of several fails with `then`."""
+    target = cut(load_whole(llama, dtype="float32", devices=["cpu"]), Wanted((1, 3, 4)))
+
+    def capture_all(sequences):
+        for number, (position, captured) in enumerate(batches.capture_all(target, sequences)):
+            if then is not None and len(sequences) > 2 and number == after:
+                raise then
+            yield position, captured
+
+    return capture_all
+
+
+def lost(what, ready=True):
+    error = ServerDied(what)
+    error.ready = ready
+    return error
+
+
+def test_the_next_server_gets_what_the_lost_one_left(runs, engine, llama, capsys):
+    _, shard = runs
+    engine += [answering(llama, lost("it ended at work"), after=1), answering(llama)]
+    extract(shard, backend="sglang")
+    assert [row["sample_id"] for row in iter_rows(shard.index)] == list(SHARD)
+    said = capsys.readouterr().err
+    assert "the server was lost: it ended at work; starting another" in said
+    assert "2/2 samples" in said and engine == []
+
+
+def test_servers_are_not_replaced_for_ever(runs, engine, llama):
+    _, shard = runs
+    engine += [answering(llama, lost("it ended at work"), after=0) for _ in range(9)]
+    with pytest.raises(ServerDied, match="it ended at work"):
+        extract(shard, backend="sglang")
+    assert len(engine) == 9 - 4  # server.max_restarts is 3
+
+
+def test_two_servers_that_never_get_ready_are_enough(runs, engine, llama):
+    _, shard = runs
+    engine += [answering(llama, lost("it was not ready", ready=False)) for _ in range(9)]
+    with pytest.raises(ServerDied, match="it was not ready"):
+        extract(shard, backend="sglang")
+    assert len(engine) == 7

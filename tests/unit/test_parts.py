@@ -1,5 +1,6 @@
 """The log of finished parts: what is kept, what is done again."""
 
+import resource
 import threading
 
 import pytest
@@ -51,6 +52,20 @@ def test_a_line_that_a_crash_cut_short_counts_as_not_written(tmp_path, parts, re
     begin_log(tmp_path / "log", read_log(tmp_path / "log"))
     record_parts(tmp_path / "log", parts[2:])
     assert read_log(tmp_path / "log") == [parts[0], parts[2]]
+
+
+def test_a_line_that_a_full_disk_took_only_half_of_is_an_error(tmp_path, parts):
+    """Files of a limited size end as a full disk does: the write takes what fits, and says so only by its count."""
+    begin_log(tmp_path / "log", parts[:1])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "log" / ".parts.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left on device"):
+            record_parts(tmp_path / "log", parts[1:2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_log(tmp_path / "log") == parts[:1]
 
 
 def test_parts_that_are_as_recorded_are_kept(tmp_path, parts):

@@ -5,6 +5,7 @@ import torch
 
 from rebuild.errors import StepError
 from rebuild.extraction.shard import measure
+from rebuild.states import judgement
 from rebuild.states.captured import Captured
 from rebuild.states.judgement import FINAL, check_states
 
@@ -70,6 +71,18 @@ def test_single_zeros_among_other_values_are_fine():
 def test_large_activations_of_bfloat16_do_not_overflow_the_measure():
     (fact, *_) = measure_states(good_states() * 2.0**50, LAYERS)
     assert fact.rms == 2.0**51
+
+
+@pytest.mark.parametrize("values", [1, 5 * 48, 7 * 48 + 1, 1 << 20])
+def test_a_size_is_that_of_the_whole_state_however_many_tokens_are_measured_at_once(
+    values, monkeypatch
+):
+    monkeypatch.setattr(judgement, "SERIAL_VALUES", values)
+    states = torch.randn(33, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
+    fact = judgement.measure_layer(states, 1)
+    squares = states.double().square()
+    assert fact.rms == pytest.approx(squares.mean().sqrt().item(), rel=1e-6)
+    assert fact.token_rms == pytest.approx(squares.mean(1).sqrt().median().item(), rel=1e-6)
 
 
 def test_a_token_is_unusable_whatever_its_other_values_are():

@@ -86,9 +86,7 @@ def extract_hidden_states(
     if settings["samples"] is not None:
         samples = subset(samples, settings["samples"], shard.name, run)
     parts = shard.finished_parts(due := shard.due(samples))
-    missing = [
-        s for s in samples if any((s.sample_id, name) not in parts for name in shard.formats)
-    ]
+    missing = shard.lacking(samples, parts)
     say(
         f"shard {shard.name}: {len(samples)} samples, {len(samples) - len(missing)} already whole; layers "
         f"{list(wanted.layers)}, formats {', '.join(shard.formats)}, backend {settings['backend']}"
@@ -116,7 +114,7 @@ def extract_hidden_states(
             else None,
         )
         with reserved(index.parent, shard.name, size, lengths, settings["max_disk_gb"]):
-            parts |= capture_missing(job, due)
+            parts = capture_missing(job, due, parts)
     finish_shard(folder, shard.formats, samples)
     facts = {
         "fingerprint": fingerprint,

@@ -4,12 +4,12 @@ Writer threads work while the model runs; the model waits when too much is behin
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rebuild.errors import StepError
 from rebuild.extraction.backends import (
@@ -35,6 +35,7 @@ from rebuild.model.manifest import load_manifest
 from rebuild.progress import Progress
 from rebuild.serving.devices import Device
 from rebuild.serving.lease import Lease, lease_devices
+from rebuild.serving.server import ServerDied
 from rebuild.shards import CANARY
 from rebuild.states.captured import Captured, SampleError
 from rebuild.states.judgement import check_states
@@ -42,6 +43,8 @@ from rebuild.states.parts import Due, Key, Part
 from rebuild.states.ranges import Seen, check_sizes
 from rebuild.states.samples import Sample
 from rebuild.step import say
+
+Result = TypeVar("Result")
 
 CHECKS = ".checks.json"  # what was found at the start of the last attempt
 WRITERS = 2
@@ -70,8 +73,10 @@ class Job:
         return self.shard.name == CANARY
 
 
-def capture_missing(job: Job, due: dict[Key, Due]) -> dict[Key, Part]:
-    """Lease the devices, check a few samples, capture, judge and write the missing ones; return their parts.
+def capture_missing(job: Job, due: dict[Key, Due], parts: dict[Key, Part]) -> dict[Key, Part]:
+    """Lease the devices, check a few samples, capture, judge and write the missing ones; return all parts.
+
+    `parts` are those that are there already. A server that is lost is replaced as often as in generation, and the next one gets what is still missing.
 
     Raises:
         StepError: a check fails, or a sample's states are not fit; what was finished before is kept.
@@ -79,10 +84,36 @@ def capture_missing(job: Job, due: dict[Key, Due]) -> dict[Key, Part]:
     count = job.server.server["tensor_parallel"]
     with lease_devices(count, job.available) as lease:
         checked = samples_to_check(job)
-        crossed = cross_capture(job, lease, checked)
-        with open_backend(job, lease, checked) as opened:
-            findings = check_start(job, opened, checked, crossed)
-            return write_missing(job, opened, findings, due)
+        crossed = on_servers(job, lambda _: cross_capture(job, lease, checked))
+
+        def capture_rest(again: bool) -> dict[Key, Part]:
+            there = job.shard.finished_parts(due) if again else parts
+            rest = replace(job, missing=job.shard.lacking(job.missing, there))
+            if not rest.missing:
+                return there
+            with open_backend(rest, lease, checked) as opened:
+                findings = check_start(rest, opened, checked, crossed)
+                return there | write_missing(rest, opened, findings, due)
+
+        return on_servers(job, capture_rest)
+
+
+def on_servers(job: Job, work: Callable[[bool], Result]) -> Result:
+    """Return what `work` returns, begun again when its server is lost; it is told whether it is begun again.
+
+    Raises:
+        ServerDied: more than `server.max_restarts` servers were lost, or two did not even get ready.
+    """
+    lost: list[ServerDied] = []
+    while True:
+        try:
+            return work(bool(lost))
+        except ServerDied as error:
+            lost.append(error)
+            unready = sum(not other.ready for other in lost)
+            if len(lost) > job.server.server["max_restarts"] or unready > 1:
+                raise
+            say(f"the server was lost: {error.what}; starting another, finished samples are kept")
 
 
 def samples_to_check(job: Job) -> list[Checked]:
@@ -226,14 +257,24 @@ def judge_and_write(
     """Write one sample's files if its states are fit, and return their parts.
 
     Raises:
-        StepError: they are not finite, all zero, or of another size than any in the canary.
+        StepError: they are not finite, all zero, or of another size than any in the canary; or the disk is full or
+            refuses.
     """
     where = f"shard {job.shard.name}, sample {sample.sample_id}"
     facts = measure(captured, job.shard.layers)
     check_states(facts, where)
     if job.canary is not None:
         check_sizes(facts, job.canary, factor=job.settings["limits"]["rms_factor"], where=where)
-    return write_sample(job.shard, sample, captured, facts, due, logprob)
+    try:
+        return write_sample(job.shard, sample, captured, facts, due, logprob)
+    except OSError as error:
+        raise StepError(
+            "what is known of a sample's files could not be recorded",
+            where=where,
+            expected=f"room in {job.shard.folder}",
+            seen=str(error),
+            remedy="make room (df -h) or mend the disk, then run again: samples already recorded are kept",
+        ) from error
 
 
 class TokenLists(Sequence[list[int]]):

@@ -1,6 +1,6 @@
 """A shard on its way to the disk: where its files go, which of them are due, and how one sample becomes its parts."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,14 @@ class Shard:
         parts = whole_parts(read_log(self.folder), due, self.folder.parent)
         begin_log(self.folder, parts.values())
         return parts
+
+    def lacking(self, samples: Sequence[Sample], parts: Container[Key]) -> list[Sample]:
+        """Return the samples that lack a part."""
+        return [
+            sample
+            for sample in samples
+            if any(Key(sample.sample_id, name) not in parts for name in self.formats)
+        ]
 
 
 def measure(captured: Captured, layers: Sequence[int]) -> list[LayerFacts]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rebuild.formats.contents import Content, Pieces, needed
 from rebuild.formats.needs import PRE_NORM
 from rebuild.states.captured import Captured
+from rebuild.states.judgement import SERIAL_VALUES
 from rebuild.states.samples import Sample
 
 DATASET = "speculators"  # folder in the shard's, the trainer's data path
@@ -20,8 +21,6 @@ STATES = "hidden_states"  # folder in that one, where the trainer looks unless t
 GREATEST = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST_SCALE = 1e-12  # that of a token whose states are all zero
 PIECE_VALUES = 1 << 21  # values that are written at a time
-# Below so many, torch works in the calling thread; above, each writing thread would wake a crew of its own.
-SERIAL_VALUES = 32768
 
 
 def hs_name(row: int) -> str:

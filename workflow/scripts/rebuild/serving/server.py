@@ -43,6 +43,8 @@ STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
 class ServerDied(StepError):
     """A server that ended, or did not get ready, with its exit status and the last lines of its log."""
 
+    ready = False  # whether it had got ready before
+
 
 class Server:
     """A server process of ours; made by `start_server`, and stopped when its `with` block ends."""
@@ -69,6 +71,7 @@ class Server:
         self.temporary = temporary
         self.reserved = reserved
         self.noted: dict[str, Any] = {}
+        self.got_ready = False
         self.session = requests.Session()
         self.session.trust_env = False  # no proxy between us and our own machine
         self.note_members()
@@ -136,6 +139,7 @@ class Server:
                 raise self.died(f"the server was not ready after {timeout_s:.0f} s")
             time.sleep(poll_s)
         self.note_members()
+        self.got_ready = True
         say(f"server ready after {time.monotonic() - began:.1f} s: {self.url}, log {self.log}")
 
     def ready(self) -> bool:
@@ -149,13 +153,15 @@ class Server:
     def died(self, what: str) -> ServerDied:
         """Return the error for this server: what happened, the probable cause, the end of its log."""
         tail = read_tail(self.log)
-        return ServerDied(
+        error = ServerDied(
             what,
             where=f"server log {self.log}",
             expected="a server that runs until this job stops it",
             seen="the log ends:\n" + tail,
             remedy=probable_cause(tail),
         )
+        error.ready = self.got_ready
+        return error
 
     def info(self) -> dict[str, Any]:
         """Return /server_info: the arguments as resolved, and the scheduler's state."""

@@ -1,5 +1,6 @@
 """The judgement of one sample's hidden states: are they finite and non-zero, and how large, layer by layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ from torch import Tensor
 from rebuild.errors import StepError
 
 FINAL = -1  # stands for the last layer's output beside the wanted layers
+# So many values stay in a core's cache, and torch works on them in the calling thread; with more at once, each writing
+# thread would wake a crew of its own.
+SERIAL_VALUES = 32768
 
 
 @dataclass(frozen=True)
@@ -33,19 +37,30 @@ class LayerFacts:
 
 def measure_layer(states: Tensor, layer: int) -> LayerFacts:
     """Return the facts of one layer's states [S, H]; computed in float32."""
-    squares = states.float().square().mean(dim=-1)  # NaN and infinities pass on to their token
-    unusable = ~squares.isfinite()
-    infinite = unusable.nonzero().flatten().tolist()
-    zero = (squares == 0).nonzero().flatten().tolist()
-    sizes = squares.sqrt()
+    sizes = token_sizes(states)
+    infinite = (~sizes.isfinite()).nonzero().flatten().tolist()
+    zero = (sizes == 0).nonzero().flatten().tolist()
     return LayerFacts(
         layer,
-        squares.mean().sqrt().item(),
+        sizes.square().mean().sqrt().item(),
         sizes.nan_to_num(nan=torch.inf).median().item(),
         len(states),
         tuple(infinite),
         tuple(zero),
     )
+
+
+def token_sizes(states: Tensor) -> Tensor:
+    """Return each token's root mean square, float32 [S]; NaN and infinities pass on to their token."""
+    width = states.shape[-1]
+    rows = max(1, SERIAL_VALUES // width)
+    # Always the same memory: to be given it anew takes longer than the arithmetic.
+    room = torch.empty(rows, width)
+    norms = [
+        torch.linalg.vector_norm(room[: len(some)].copy_(some), dim=-1)
+        for some in torch.split(states, rows)
+    ]
+    return torch.cat(norms) / math.sqrt(width)
 
 
 def check_states(facts: Sequence[LayerFacts], where: str) -> None:

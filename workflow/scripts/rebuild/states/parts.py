@@ -6,6 +6,7 @@ job fails. The log stays with the parts for good: whatever makes the job run aga
 nothing twice.
 """
 
+import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -56,10 +57,15 @@ def begin_log(folder: Path, parts: Iterable[Part]) -> None:
 
 
 def record_parts(folder: Path, parts: Iterable[Part]) -> None:
-    """Add finished parts to the log, in one write so that writers do not mix their lines, and force it to the disk."""
+    """Add finished parts to the log, in one write so that writers do not mix their lines, and force it to the disk.
+
+    Raises:
+        OSError: the disk is full or refuses; what it took of a line counts as not written.
+    """
     lines = "".join(json.dumps(part) + "\n" for part in parts).encode()
     with open(folder / LOG, "ab", buffering=0) as handle:
-        handle.write(lines)
+        if handle.write(lines) < len(lines):  # what a disk does when it is full within a write
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / LOG))
         os.fsync(handle.fileno())
 
 
