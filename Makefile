@@ -17,7 +17,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 SMK := Snakefile $(wildcard workflow/rules/*.smk)
 MASKS = $(or $(FILE),results/demo/tokenized/00000.parquet) $(if $(SAMPLES),--sample $(SAMPLES)) $(if $(HTML),--html $(HTML))
 
-.PHONY: help venv demo masks test test-browser test-servers test-training test-slow test-packages check bench bench-faults config-docs dev clean
+.PHONY: help venv demo masks verify test test-browser test-servers test-training test-slow test-packages check bench bench-faults config-docs dev clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -30,6 +30,9 @@ demo: venv ## run the whole workflow on the default configuration: real server, 
 
 masks: venv ## show what of a sample is trained on: FILE=results/…/00000.parquet SAMPLES="id …" HTML=page.html
 	@$(RUN) python workflow/scripts/show_masks.py $(MASKS)
+
+verify: venv ## compare every file of a run's hidden states with its checksum: RUN_FOLDER=results/demo
+	@$(RUN) python workflow/scripts/verify_states.py $(or $(RUN_FOLDER),results/demo)
 
 test: dev test-packages ## run all tests but the slow ones
 	@$(if $(BROWSER),,echo "No Chromium here: tests/browser is left out. On Debian: apt-get install chromium")

@@ -37,8 +37,8 @@ DEATHS = {
     "transformers": [("job", KILL), ("driver", TERM), ("driver", KILL), ("job", TERM)],
     "sglang": [
         ("scheduler", KILL),
-        ("driver", TERM),
         ("job", KILL),
+        ("driver", TERM),
         ("server", KILL),
         ("driver", KILL),
         ("server", TERM),
@@ -122,7 +122,7 @@ def after_seconds(seconds: float) -> Callable[[Extraction], bool]:
 def kill_once(extraction: Extraction, death: Death, goes_on: bool) -> None:
     """Start the run and kill one of its processes; then see what is left when the driver has ended as well.
 
-    `goes_on` lets a driver that lives make its second attempt to the end.
+    `goes_on` lets a driver that lives go on to the end: a lost server is replaced by its job, a lost job begun again.
     """
     before = extraction.parts()
     driver = extraction.start()
@@ -142,11 +142,12 @@ def kill_once(extraction: Extraction, death: Death, goes_on: bool) -> None:
 
 
 def strike(extraction: Extraction, death: Death, driver: int) -> bool:
-    """Kill the process and note it, if it is there."""
+    """Kill the process and note it, if it is there, and what was finished by then."""
     pid = victim(extraction.tree, death.name, driver)
     if pid is None:
         return False
     os.kill(pid, death.number)
+    extraction.kept |= stamps(extraction)
     extraction.seen[f"{death.name} {death.number.name}"] += 1
     return True
 
@@ -154,32 +155,41 @@ def strike(extraction: Extraction, death: Death, driver: int) -> bool:
 def let_go_on(
     extraction: Extraction, driver: "subprocess.Popen[bytes]", death: Death, to_the_end: bool
 ) -> None:
-    """Have the driver make its second attempt, to the end or for a moment."""
+    """Have the driver go on, to the end or for a moment."""
     if not to_the_end:
         time.sleep(random.uniform(0, 3))
         driver.kill()
         driver.wait()
         return
     status = driver.wait(STARTED_WITHIN_S)
-    extraction.seen["finished by the second attempt"] += status == 0
+    log = extraction.log()
     if status != 0:
-        extraction.problems.append(f"{death}: no second attempt, or it failed:\n{extraction.log()}")
-    elif " 0 already whole" in extraction.log():
-        extraction.problems.append(f"{death}: the second attempt began anew")
+        extraction.problems.append(f"{death}: it did not go on to the end:\n{log}")
+    elif death.name == "job" and " 0 already whole" in log:
+        extraction.problems.append(f"{death}: the job began anew")
+    else:
+        extraction.seen["went on to the end"] += 1
+        extraction.seen["server replaced"] += "the server was lost" in log
 
 
 def check_kept(extraction: Extraction, what: str, before: int) -> None:
     """Note a problem if a file that was recorded is not, or was written again."""
-    stamps = {}
-    for part in extraction.parts():
-        facts = (extraction.states / part["file"]).stat()
-        stamps[part["file"]] = (facts.st_ino, facts.st_mtime_ns)
-    if len(stamps) < before:
-        extraction.problems.append(f"{what}: {len(stamps)} parts, {before} before")
-    again = [file for file, stamp in extraction.kept.items() if stamps.get(file) != stamp]
+    now = stamps(extraction)
+    if len(now) < before:
+        extraction.problems.append(f"{what}: {len(now)} parts, {before} before")
+    again = [file for file, stamp in extraction.kept.items() if now.get(file) != stamp]
     if again:
         extraction.problems.append(f"{what}: lost or written again: {again}")
-    extraction.kept |= stamps
+    extraction.kept |= now
+
+
+def stamps(extraction: Extraction) -> dict[str, tuple[int, int]]:
+    """Return what tells one writing of a file from another, of every file that is recorded as finished."""
+    found = {}
+    for part in extraction.parts():
+        facts = (extraction.states / part["file"]).stat()
+        found[part["file"]] = (facts.st_ino, facts.st_mtime_ns)
+    return found
 
 
 def digests(extraction: Extraction) -> dict[str, str]:

@@ -70,7 +70,7 @@ def transformers(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Matric
 @pytest.fixture(scope="module")
 def sglang(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Matrices:
     """The same by the server's own capture."""
-    return run_matrix(base, tmp_path_factory.mktemp("sglang"), "sglang", 3, seed=7)
+    return run_matrix(base, tmp_path_factory.mktemp("sglang"), "sglang", 2, seed=7)
 
 
 # Kills
@@ -80,15 +80,15 @@ def test_killed_and_resumed_states_are_what_they_would_have_been(transformers: M
     _, killed = transformers
     assert killed.problems == []
     assert killed.seen["job SIGKILL"] == killed.seen["driver SIGKILL"] == 1
-    assert killed.seen["finished by the second attempt"] == 1
+    assert killed.seen["went on to the end"] == 1
     assert killed.seen["finished and compared"] >= 2
 
 
-def test_so_are_those_of_a_server_whose_scheduler_driver_and_job_were_killed(sglang: Matrices):
+def test_so_are_those_of_a_server_whose_scheduler_and_job_were_killed(sglang: Matrices):
     _, killed = sglang
     assert killed.problems == []
     assert killed.seen["scheduler SIGKILL"] == killed.seen["job SIGKILL"] == 1
-    assert killed.seen["finished by the second attempt"] == 1
+    assert killed.seen["went on to the end"] == killed.seen["server replaced"] == 1
     assert killed.seen["finished and compared"] >= 2
 
 

@@ -17,7 +17,7 @@ from rebuild.formats.shard_files import finish_shard
 from rebuild.formats.speculators import layer_ids
 from rebuild.states.captured import Captured
 from rebuild.states.samples import Sample
-from tests.support.captured import HIDDEN, LAYERS, make_captured, make_sample
+from tests.support.captured import HIDDEN, LAYERS, make_captured, make_sample, write_empty_index
 
 PEERS = Path(os.environ.get("REBUILD_BENCH_PEERS", ".cache/bench-peers")).absolute()
 SHARDS = {"canary": [12, 9], "00000": [40, 17, 64, 2], "00001": [], "00002": [31]}
@@ -74,7 +74,8 @@ def written(run: Path, name: str) -> dict[str, Written]:
 
 @pytest.fixture(scope="module")
 def joined(run: Path, written: dict[str, Written]) -> Path:
-    join_speculators([run / f"{shard}.parquet" for shard in SHARDS], run / "speculators")
+    indexes = [write_empty_index(run / f"{shard}.parquet") for shard in SHARDS]
+    join_speculators(indexes, run / "speculators")
     return run / "speculators"
 
 

@@ -19,7 +19,6 @@ from rebuild.prompts.sources import source_identity
 from rebuild.shards import CANARY
 from rebuild.start.config import complete_config, load_schema
 from rebuild.start.recipe import fingerprints, make_recipe
-from rebuild.start.states import settle_states
 from rebuild.tables import GENERATED, TableWriter
 from stage_model import stage_model
 from tests.support.real_shards import Speaker, clean_data
@@ -75,13 +74,12 @@ def states_config(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the complete configuration as the Snakefile sees it."""
+    """Return the complete configuration, laid over the default as the Snakefile does it."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
     update_config(config, yaml.safe_load(path.read_text()))
-    complete = complete_config(
+    return complete_config(
         config, load_schema(ROOT / "workflow" / "schemas" / "config.schema.yaml")
     )
-    return complete | {"hidden_states": settle_states(complete["hidden_states"])}
 
 
 def stage(model: Path, run: Path, fingerprint: str) -> Path:

@@ -9,6 +9,7 @@ import torch
 from rebuild.formats.registry import FORMATS
 from rebuild.states.captured import Captured
 from rebuild.states.samples import Sample
+from rebuild.tables import HIDDEN_STATES, TableWriter
 
 LAYERS = 3
 HIDDEN = 16
@@ -37,3 +38,9 @@ def write_specforge(path: Path, input_ids: Sequence[int], loss_mask: Sequence[in
     captured = Captured(torch.ones(len(sample), 1, 2).bfloat16())
     kind = FORMATS["specforge"]
     kind.write(path, kind.tensors(sample, captured, "none"))
+
+
+def write_empty_index(path: Path) -> Path:
+    """Write the index of a shard, without rows, and return its path."""
+    with TableWriter(path, HIDDEN_STATES, {}):
+        return path

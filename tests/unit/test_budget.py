@@ -47,8 +47,26 @@ def test_what_does_not_fit_the_disk_is_refused_with_the_choices(tmp_path, free):
     )
     assert "about 49 % of them fit" in error.remedy
     assert "hidden_states.max_length: 499" in error.remedy
-    for choice in ("hidden_states.samples", "speculators_fp8", "snakemake exported"):
-        assert choice in error.remedy
+    assert "hidden_states.samples" in error.remedy and "snakemake exported" in error.remedy
+    assert "speculators_fp8" not in error.remedy  # half of it would not fit either
+
+
+def test_choices_that_would_not_help_are_left_out(tmp_path, free):
+    free(0)
+    with (
+        pytest.raises(StepError) as caught,
+        reserved(tmp_path, "00000", SIZE, [1000], None),
+    ):
+        pass
+    assert caught.value.remedy.startswith("one of these: make room; keep no states at all")
+    assert "268 MB of it are kept free" in caught.value.what
+    free(1_200_000)
+    with (
+        pytest.raises(StepError, match="do not fit the disk") as caught,
+        reserved(tmp_path, "00000", SIZE, [2000], None),
+    ):
+        pass
+    assert "speculators_fp8" in caught.value.remedy
 
 
 def test_what_other_jobs_have_reserved_and_not_written_is_not_free(tmp_path, free):
@@ -105,6 +123,9 @@ def test_the_canary_stops_a_run_that_would_pass_the_limit(tmp_path, free, capsys
         check_whole_run(tmp_path, SIZE, [1000, 1000], manifest, None, 0.05)
     assert caught.value.seen.startswith("100 MB: 100000 tokens in 100 samples")
     check_whole_run(tmp_path, SIZE, [1000, 1000], manifest, 50, 0.051)
+    capsys.readouterr()
+    check_whole_run(tmp_path, SIZE, [1000, 1000], manifest, 1, None)
+    assert "will take 2 MB" in capsys.readouterr().err  # the canary is captured whole
 
 
 def test_the_longest_length_that_fits_is_exact():

@@ -223,3 +223,12 @@ def test_any_value_at_any_key_is_completed_or_refused_in_words(path: list[str], 
     else:
         assert complete.keys() == DEFAULTS.keys()
         assert complete_config(complete, SCHEMA) == complete
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_without_end_are_refused_wherever_they_stand(number: float):
+    given = {"hidden_states": {"max_disk_gb": number, "limits": {"rms_factor": number}}}
+    with pytest.raises(StepError) as refused:
+        complete_config(given, SCHEMA)
+    assert refused.value.what.count("expected a finite number") == 2
+    assert "hidden_states.limits.rms_factor is" in refused.value.what

@@ -233,6 +233,21 @@ def test_a_subset_takes_the_canary_whole_and_the_rest_of_the_others(runs):
     assert [row["sample_id"] for row in iter_rows(shard.index)] == ["s25_gen0"]
 
 
+def test_a_length_that_cuts_every_answer_away_stops(runs):
+    canary, _ = runs
+    with pytest.raises(StepError, match="no sample has anything to train on") as stopped:
+        extract(canary, max_length=4)
+    assert stopped.value.seen.startswith("5 samples without")
+
+
+def test_a_drafter_for_another_target_stops_though_the_model_is_staged(runs, tmp_path):
+    canary, _ = runs
+    drafter = tmp_path / "config.json"
+    write_json(drafter, {"num_target_layers": 64, "dflash_config": {"target_layer_ids": [1, 3, 4]}})
+    with pytest.raises(StepError, match="the drafter is for another target"):
+        extract(canary, drafter=str(drafter))
+
+
 def test_padded_batches_are_measured_against_one_at_a_time(runs, capsys):
     canary, _ = runs
     extract(canary, batch_tokens=100)

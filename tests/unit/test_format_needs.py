@@ -56,6 +56,8 @@ def test_final_states_are_captured_for_the_formats_that_store_them(
         (["specforge"], "pre_norm", None, "no place for"),
         (["modelopt", "specforge"], "pre_norm", None, "no place for"),
         (["modelopt"], "last", None, "'last' is none of"),
+        (["specforge_eagle3"], "pre_norm", None, "none of them stores"),
+        (["speculators"], "post_norm", [4], "none of them stores"),
         (["specforge_eagle3"], "none", [1, 2, 3, 4, 5], "takes exactly 3 layers"),
         (["modelopt", "specforge_eagle3"], "none", [1], "specforge_eagle3 takes exactly 3 layers"),
     ],
@@ -72,8 +74,8 @@ def test_contradictions_stop(formats, include_last, layers, fault):
     [
         (["specforge", "speculators", "modelopt"], "post_norm", [1, 8, 15, 22, 29]),
         (["specforge_eagle3", "speculators_fp8", "modelopt"], "none", [2, 32, 61]),
-        (["specforge_eagle3"], "pre_norm", None),
-        (["speculators"], "post_norm", [4]),
+        (["specforge_eagle3"], "post_norm", None),
+        (["speculators", "modelopt"], "post_norm", [4]),
         (["modelopt"], "pre_norm", [1, 2]),
     ],
 )

@@ -9,7 +9,7 @@ from datasets import load_from_disk
 from join_speculators import join_speculators
 from rebuild.errors import StepError
 from rebuild.formats.shard_files import finish_shard
-from tests.support.captured import make_sample
+from tests.support.captured import make_sample, write_empty_index
 
 SHARDS = {"canary": [5, 6], "00000": [4, 9, 7], "00001": [], "00002": [8]}
 
@@ -32,7 +32,8 @@ def run(tmp_path):
 
 
 def join(run, shards=SHARDS):
-    join_speculators([run / f"{shard}.parquet" for shard in shards], run / "speculators")
+    indexes = [write_empty_index(run / f"{shard}.parquet") for shard in shards]
+    join_speculators(indexes, run / "speculators")
     return run / "speculators"
 
 
@@ -88,11 +89,20 @@ def test_only_empty_shards_make_an_empty_set(run):
 
 
 def test_nothing_is_left_beside_it_not_even_of_a_kill(run):
+    join(run)
     before = {path.name for path in run.iterdir()}
     for name in (".speculators.making", ".speculators.old"):
         (run / name / "hidden_states").mkdir(parents=True)
     join(run)
-    assert {path.name for path in run.iterdir()} == before | {"speculators"}
+    assert "speculators" in before and {path.name for path in run.iterdir()} == before
+
+
+def test_an_index_that_is_cut_short_stops_the_join(run):
+    join(run)
+    index = run / "00000.parquet"
+    index.write_bytes(index.read_bytes()[:50])
+    with pytest.raises(StepError, match="cannot read the Parquet file"):
+        join_speculators([index], run / "speculators")
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,10 @@ def test_a_word_other_than_auto_stops():
     with pytest.raises(StepError) as stopped:
         choose_layers("all", 30)
     assert stopped.value.seen == "'all'"
+
+
+def test_before_the_model_is_known_only_the_order_is_checked():
+    check_layers([1, 10**9], None)
+    with pytest.raises(StepError, match="layer 1 comes after layer 3") as stopped:
+        check_layers([3, 1], None)
+    assert stopped.value.expected.startswith("ascending ids from 0, each once")

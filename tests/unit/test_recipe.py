@@ -146,6 +146,7 @@ def test_what_a_failed_job_leaves_hidden_is_no_result(tmp_path: Path):
         ("generate.max_attempts", 1),
         ("audit.accept", {"00001": "seen by hand"}),
         ("generate.logprobs", "all"),
+        ("hidden_states.formats", ["specforge"]),
         ("hidden_states.enabled", False),
         ("hidden_states.drafter", "drafter/config.json"),
         ("hidden_states.max_disk_gb", 5),
@@ -155,6 +156,11 @@ def test_what_a_failed_job_leaves_hidden_is_no_result(tmp_path: Path):
 )
 def test_how_to_run_changes_no_fingerprint(path: str, value: Any):
     assert changed(config_with(path, value)) == set()
+
+
+def test_the_order_of_formats_changes_nothing():
+    one, other = (config_with("hidden_states.formats", names) for names in (["a", "b"], ["b", "a"]))
+    assert fingerprints(make_recipe(one)) == fingerprints(make_recipe(other))
 
 
 def test_a_whole_number_is_the_same_with_and_without_a_decimal_point():

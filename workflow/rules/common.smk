@@ -30,10 +30,12 @@ try:
     config = complete_config(
         config, load_schema(HOME / "workflow" / "schemas" / "config.schema.yaml")
     )
-    config["hidden_states"] = settle_states(config["hidden_states"])
+    RESULTS, PROMPTS = Path("results", config["run"]), Path(config["prompts"]["path"])
+    config["hidden_states"] = settle_states(
+        config["hidden_states"], RESULTS / "model" / "manifest.json"
+    )
     SHARDS = shard_names(config)
     RECIPE = make_recipe(config)
-    RESULTS, PROMPTS = Path("results", config["run"]), Path(config["prompts"]["path"])
     if workflow.is_main_process:
         if not workflow.output_settings.dryrun and (other := DRIVER_LOCK.take_over()):
             logger.warning(

@@ -26,6 +26,7 @@ from rebuild.serving.lease import check_granted
 from rebuild.shards import CANARY
 from rebuild.states.budget import Size, check_whole_run, reserved
 from rebuild.states.captured import Wanted
+from rebuild.states.drafter import check_target, read_drafter
 from rebuild.states.layers import choose_layers
 from rebuild.states.parts import Part
 from rebuild.states.ranges import read_canary
@@ -113,6 +114,8 @@ def extract_hidden_states(
             if awaits(shard.name, index)
             else None,
         )
+        if job.canary is None and not job.is_canary:
+            say("no canary: no other backend is compared, and sizes are held against nothing")
         with reserved(index.parent, shard.name, size, lengths, settings["max_disk_gb"]):
             parts = capture_missing(job, due, parts)
     finish_shard(folder, shard.formats, samples)
@@ -136,6 +139,9 @@ def choose_wanted(settings: Settings, model: Model) -> Wanted:
         StepError: the layers do not fit the model, or the formats contradict them or each other.
     """
     formats, last = settings["formats"], settings["include_last"]
+    if settings["drafter"]:
+        drafter = read_drafter(settings["drafter"])
+        check_target(drafter, model["num_hidden_layers"], model["hidden_size"])
     layers = choose_layers(
         settings["layers"], model["num_hidden_layers"], eagle3="specforge_eagle3" in formats
     )
@@ -196,6 +202,14 @@ def read_samples(
             left_out.append(sample.sample_id)
         else:
             samples.append(shorter)
+    if left_out and not samples:
+        raise StepError(
+            "no sample has anything to train on within hidden_states.max_length",
+            where=str(tokenized),
+            expected=f"two neighbouring supervised tokens among the first {max_length} of a sample, of some at least",
+            seen=f"{len(left_out)} samples without, the first of them {left_out[0]}",
+            remedy="raise hidden_states.max_length above the length of the prompts",
+        )
     if left_out:
         say(
             f"left out: {len(left_out)} samples have nothing to train on within hidden_states.max_length "

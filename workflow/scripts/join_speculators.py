@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rebuild.formats.joined import join_shards
 from rebuild.step import begin_step, say
+from rebuild.tables import open_parquet
 
 
 def join_speculators(indexes: Sequence[Path], joined: Path) -> None:
@@ -15,8 +16,10 @@ def join_speculators(indexes: Sequence[Path], joined: Path) -> None:
     without them.
 
     Raises:
-        StepError: a shard lacks its data set, or states of its rows.
+        StepError: a shard lacks its data set, or states of its rows, or its index cannot be read.
     """
+    for index in indexes:
+        open_parquet(index)  # one that is cut short is of a shard that is not whole
     rows = join_shards([index.with_suffix("") for index in indexes], joined)
     say(f"{joined}: {rows} rows of {len(indexes)} shards; give it to speculators as --data-path")
 

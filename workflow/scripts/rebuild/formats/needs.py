@@ -112,7 +112,15 @@ def final_faults(formats: Sequence[str], include_last: str) -> list[str]:
         ]
     if include_last == PRE_NORM and "specforge" in formats:
         return ["SpecForge's files have no place for the last layer's output before the final norm"]
+    known = [name for name in formats if name in NEEDS]
+    if include_last != NONE and known and not stores(known, include_last):
+        return [f"none of them stores what hidden_states.include_last: {include_last} asks for"]
     return []
+
+
+def stores(formats: Sequence[str], state: str) -> bool:
+    """Tell whether one of these formats stores a final state when `include_last` asks for it."""
+    return any(state in final_states(name, state) for name in formats)
 
 
 def layer_faults(formats: Sequence[str], layers: Sequence[int] | None) -> list[str]:

@@ -3,6 +3,7 @@
 import datetime
 import difflib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,17 @@ def forbidden_values(config: dict[str, Any], schema: Schema) -> list[str]:
             continue  # told better by unknown_keys
         key = ".".join(map(str, error.absolute_path)) or "the configuration"
         found.append(f"{key} is {error.instance!r}; expected {expectation(error.schema)}")
-    return found
+    return found + [f"{key} is {value}; expected a finite number" for key, value in endless(config)]
+
+
+def endless(value: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the dotted key of every number that is infinite or none at all (YAML's .inf and .nan), and the number."""
+    if isinstance(value, dict | list):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
+            yield from endless(part, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield prefix, value
 
 
 def expectation(schema: Any) -> str:

@@ -111,6 +111,8 @@ def data_value(config: dict[str, Any], key: str) -> Any:
         value = value[part]
     if key == "server.external":
         return bool(value)  # whose servers answer counts, not where they are
+    if key == "hidden_states.formats":
+        value = sorted(value)  # all are written, in whatever order they are named
     if key == "server.flags":
         value = {flag: setting for flag, setting in value.items() if flag not in CAPACITY_FLAGS}
     return plain(value)

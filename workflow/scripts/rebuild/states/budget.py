@@ -21,6 +21,7 @@ from rebuild.step import say
 
 GB = 10**9
 KEPT_FREE = 256 * 2**20  # for logs, tables and whatever else writes to the disk
+HALF = 0.55  # what FP8 takes of the same states in bfloat16, ids and scales included
 RESERVED = ".reserved-"
 
 
@@ -53,9 +54,10 @@ def reserved(
         fcntl.flock(mine, fcntl.LOCK_EX)
         promised = sum(outstanding(other, folder) for other in reservations(folder, path))
         room = shutil.disk_usage(folder).free - promised - KEPT_FREE
-        say(f"hidden states: {in_gb(needed)} to write, {in_gb(room)} free for them")
+        say(f"hidden states: {in_gb(needed)} to write, {in_gb(max(0, room))} free for them")
         if needed > room:
-            raise too_much("the disk", room, needed, size, lengths, where=str(folder))
+            kept = f"the disk ({in_gb(KEPT_FREE)} of it are kept free, {in_gb(promised)} are for other jobs)"
+            raise too_much(kept, room, needed, size, lengths, where=str(folder))
         if max_gb is not None:
             left = int(max_gb * GB) - used(folder) - promised
             if needed > left:
@@ -141,8 +143,8 @@ def check_whole_run(
     """
     shards = read_json(manifest)["shards"]
     turns = sum(facts["user_turns"] for facts in shards.values())
-    expected = min(turns, samples or turns)
-    factor = expected / max(1, shards["canary"]["user_turns"])
+    of_canary = max(1, shards["canary"]["user_turns"])
+    factor = max(of_canary, min(turns, samples or turns)) / of_canary
     total = int(size.of(lengths) * factor)
     say(f"judging by the canary, the whole run's hidden states will take {in_gb(total)}")
     if max_gb is not None and total > max_gb * GB:
@@ -178,12 +180,25 @@ def too_much(
         where=where,
         expected=f"at most {in_gb(room)}",
         seen=f"{in_gb(needed)}: {tokens} tokens in {round(len(lengths) * factor)} samples, {size.per_token} bytes a token",
-        remedy="one of these: make room; "
-        f"capture fewer samples (hidden_states.samples: about {100 * room // max(1, needed)} % of them fit, taken from every "
-        f"source and length); cut them (hidden_states.max_length: {longest_that_fits(room / factor, size, lengths)} would "
-        "fit); write FP8 where the trainer reads it (hidden_states.formats: [speculators_fp8], about half); or keep no states "
-        "at all and train online from the export (snakemake exported)",
+        remedy="one of these: " + "; ".join(choices(room, needed, size, lengths, factor)),
     )
+
+
+def choices(room: int, needed: int, size: Size, lengths: Sequence[int], factor: float) -> list[str]:
+    """Return what can be done about states that do not fit, with figures; what would not help is left out."""
+    share, longest = 100 * room // max(1, needed), longest_that_fits(room / factor, size, lengths)
+    listed = ["make room"]
+    if share:
+        listed.append(
+            f"capture fewer samples (hidden_states.samples: about {share} % of them fit; a part with the mix of the whole)"
+        )
+    if longest > 1:
+        listed.append(f"cut them (hidden_states.max_length: {longest} would fit)")
+    if room > needed * HALF:
+        listed.append(
+            "write FP8 where the trainer reads it (hidden_states.formats: [speculators_fp8], about half of bfloat16)"
+        )
+    return [*listed, "keep no states at all and train online from the export (snakemake exported)"]
 
 
 def longest_that_fits(room: float, size: Size, lengths: Sequence[int]) -> int:

@@ -44,6 +44,8 @@ def read_drafter(setting: str) -> Drafter:
     path = Path(setting)
     path = path / "config.json" if path.is_dir() else path
     try:
+        if not path.is_file():
+            raise FileNotFoundError(f"no such file: {path}")
         config = read_json(path)
         layers = drafter_layers(config)
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -116,8 +118,8 @@ def settle_layers(layers: str | list[int], drafter: Drafter | None) -> str | lis
     return drafter.layers
 
 
-def check_target(drafter: Drafter, num_hidden_layers: int, hidden_size: int) -> None:
-    """Stop if the drafter was made for a target of another depth or width than the staged model.
+def check_target(drafter: Drafter, num_hidden_layers: int | None, hidden_size: int | None) -> None:
+    """Stop if the drafter was made for a target of another depth or width than the staged model, as far as both are known.
 
     Raises:
         StepError: names the number that differs.
@@ -126,7 +128,7 @@ def check_target(drafter: Drafter, num_hidden_layers: int, hidden_size: int) -> 
         ("layers", drafter.target_layers, num_hidden_layers),
         ("width", drafter.target_hidden_size, hidden_size),
     ):
-        if stated is not None and stated != seen:
+        if None not in (stated, seen) and stated != seen:
             raise StepError(
                 f"the drafter is for another target: its number of {name} differs",
                 where=f"{SETTING}: {drafter.path}",

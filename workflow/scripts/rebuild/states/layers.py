@@ -53,8 +53,8 @@ def choose_layers(
     return layers
 
 
-def check_layers(layers: Sequence[int], num_hidden_layers: int) -> None:
-    """Stop unless the ids are whole numbers, ascending, each once, and layers of the model.
+def check_layers(layers: Sequence[int], num_hidden_layers: int | None) -> None:
+    """Stop unless the ids are whole numbers, ascending, each once, and layers of the model, if that is known yet.
 
     Raises:
         StepError: names the first id that is wrong, and what would be right.
@@ -65,19 +65,23 @@ def check_layers(layers: Sequence[int], num_hidden_layers: int) -> None:
         raise StepError(
             f"these layers cannot be captured: {fault}",
             where=SETTING,
-            expected=f"ascending ids between 0 and {num_hidden_layers - 1}, each once "
-            f"(the model has {num_hidden_layers} layers; id k is the output of the 0-based layer k)",
+            expected=f"ascending ids {in_range(num_hidden_layers)}, each once (id k is the output of the 0-based layer k)",
             seen=str(list(layers)),
             remedy=f"name the layers in {SETTING}, those of the drafter's own config if it has one",
         )
 
 
-def describe_fault(layers: Sequence[int], at: int, num_hidden_layers: int) -> str:
+def in_range(num_hidden_layers: int | None) -> str:
+    """Return in words which ids there are."""
+    return "from 0" if num_hidden_layers is None else f"between 0 and {num_hidden_layers - 1}"
+
+
+def describe_fault(layers: Sequence[int], at: int, num_hidden_layers: int | None) -> str:
     """Return what is wrong with the id at position `at`, or an empty string."""
     layer = layers[at]
     if isinstance(layer, bool) or not isinstance(layer, int):
         return f"{layer!r} is not a whole number"
-    if not 0 <= layer < num_hidden_layers:
+    if layer < 0 or (num_hidden_layers is not None and layer >= num_hidden_layers):
         return f"the model has no layer {layer}"
     if layer in layers[:at]:
         return f"layer {layer} is named twice"
