@@ -7,6 +7,7 @@ from threading import Event
 import pytest
 import torch
 
+from rebuild.errors import StepError
 from rebuild.formats import speculators
 from rebuild.formats.registry import FORMATS
 from rebuild.formats.writing import LARGE, HashedFile, write_file
@@ -75,3 +76,21 @@ def test_states_made_in_large_pieces_have_their_files_checksum(name, tmp_path, m
     with torch.inference_mode():
         facts = kind.write(tmp_path / "file", content)
     assert facts.sha256 == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_full_disk_is_called_so_in_every_format(name, tmp_path, monkeypatch):
+    sample, captured = make_sample("a_gen0", 400), make_captured(400)
+    plain = HashedFile.append
+
+    def full(self, view):
+        if self.bytes + view.nbytes > 5000:
+            raise OSError(28, "No space left on device")
+        plain(self, view)
+
+    monkeypatch.setattr(HashedFile, "append", full)
+    kind = FORMATS[name]
+    with pytest.raises(StepError, match="could not be written") as stopped:
+        kind.write(tmp_path / "a", kind.tensors(sample, captured, "none"))
+    assert "No space left on device" in stopped.value.seen
+    assert list(tmp_path.iterdir()) == []

@@ -99,9 +99,19 @@ def not_written(path: Path, size: int, error: Exception) -> StepError:
         "a file for trainers could not be written",
         where=str(path),
         expected=f"room for {size} bytes",
-        seen=f"{error.__context__ or error}; {disk_usage(existing(path.parent)).free} bytes are free there now",
+        seen=f"{root_of(error)}; {disk_usage(existing(path.parent)).free} bytes are free there now",
         remedy="make room (df -h) or mend the disk, then run again: samples already written are kept",
     )
+
+
+def root_of(error: BaseException) -> BaseException:
+    """Return the operating system's own error behind others that followed from it, or the error itself."""
+    behind = [error]
+    for one in behind:
+        if isinstance(one, OSError):
+            return one
+        behind += [other for other in (one.__cause__, one.__context__) if other is not None]
+    return error
 
 
 def existing(folder: Path) -> Path:
