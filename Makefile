@@ -10,6 +10,7 @@ CODE := workflow/scripts/rebuild
 SCHEMA := workflow/schemas/config.schema.yaml
 BENCHMARKS := measuring serving_rate client_ceiling startup_overlap tokenize_rate audit_rate capture_rate write_rate
 SERVERS := tests/workflow/test_engine_states.py tests/workflow/test_production_config.py tests/workflow/test_devices_in_jobs.py \
+	tests/workflow/test_server_process.py tests/workflow/test_server_rendering.py \
 	tests/faults/test_server_faults.py tests/faults/test_external_servers.py tests/faults/test_kills.py \
 	tests/faults/test_extraction_faults.py
 TRAINING := tests/peers/test_drafter_training.py
@@ -42,7 +43,7 @@ test: dev test-packages ## run all tests but the slow ones
 test-browser: dev ## run the tests that look at pages in headless Chromium
 	@$(RUN) python -m pytest tests/browser
 
-test-servers: dev test-packages ## run the tests of faults, of devices and of the production example: many real servers, a quarter of an hour
+test-servers: dev test-packages ## run the tests of servers, faults, devices and the production example: many real servers, half an hour
 	@$(RUN) python -m pytest $(SERVERS)
 
 test-training: dev test-packages ## train drafters on the workflow's output and let them draft for the real model: 3 minutes
