@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from measuring import in_pairs, load, spread, verdict
 
+from rebuild.formats.catalog import FORMATS
 from rebuild.formats.needs import NEEDS
-from rebuild.formats.registry import FORMATS
 from tests.support.captured import make_captured, make_sample
 
 GOAL = 0.9

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rebuild.formats.registry import FORMATS
+from rebuild.formats.catalog import FORMATS
 from rebuild.formats.shard_files import finish_shard
 from tests.support.captured import HIDDEN, LAYERS, make_captured, make_sample
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rebuild.formats.catalog import FORMATS
 from rebuild.formats.names import file_name
-from rebuild.formats.registry import FORMATS
 from rebuild.formats.shard_files import finish_shard
 from rebuild.states.captured import Captured
 from rebuild.states.layers import dflash_layers

@@ -12,7 +12,7 @@ from datasets import load_from_disk
 from safetensors import safe_open
 
 from join_speculators import join_speculators
-from rebuild.formats.registry import FORMATS
+from rebuild.formats.catalog import FORMATS
 from rebuild.formats.shard_files import finish_shard
 from rebuild.formats.speculators import layer_ids
 from rebuild.states.captured import Captured

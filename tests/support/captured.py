@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rebuild.formats.registry import FORMATS
+from rebuild.formats.catalog import FORMATS
 from rebuild.states.captured import Captured
 from rebuild.states.samples import Sample
 from rebuild.tables import HIDDEN_STATES, TableWriter

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rebuild.errors import StepError
+from rebuild.formats.catalog import FORMATS
 from rebuild.formats.needs import (
     NEEDS,
     bytes_per_file,
@@ -13,7 +14,6 @@ from rebuild.formats.needs import (
     check_formats,
     wanted_states,
 )
-from rebuild.formats.registry import FORMATS
 from rebuild.formats.saved_dataset import save_dataset
 from tests.support.captured import make_captured, make_sample
 from tests.support.trees import ROOT

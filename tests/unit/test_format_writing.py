@@ -9,7 +9,7 @@ import torch
 
 from rebuild.errors import StepError
 from rebuild.formats import speculators
-from rebuild.formats.registry import FORMATS
+from rebuild.formats.catalog import FORMATS
 from rebuild.formats.writing import LARGE, HashedFile, write_file
 from tests.support.captured import make_captured, make_sample
 

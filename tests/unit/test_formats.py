@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from rebuild import files
 from rebuild.errors import StepError
 from rebuild.formats import speculators
-from rebuild.formats.registry import FORMATS
+from rebuild.formats.catalog import FORMATS
 from rebuild.states.captured import Captured
 from tests.support.captured import HIDDEN, LAYERS, make_captured, make_sample
 

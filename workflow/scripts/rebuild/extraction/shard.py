@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rebuild.formats.registry import FORMATS
+from rebuild.formats.catalog import FORMATS
 from rebuild.states.captured import Captured
 from rebuild.states.judgement import FINAL, LayerFacts, measure_layer
 from rebuild.states.parts import Due, Key, Part, begin_log, read_log, record_parts, whole_parts

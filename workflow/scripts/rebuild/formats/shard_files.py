@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rebuild.formats.registry import FORMATS
+from rebuild.formats.catalog import FORMATS
 from rebuild.formats.speculators import DATASET, STATES
 from rebuild.states.samples import Sample
 from rebuild.step import say
