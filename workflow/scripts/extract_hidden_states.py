@@ -88,34 +88,14 @@ def extract_hidden_states(
         samples = subset(samples, settings["samples"], shard.name, run)
     parts = shard.finished_parts(due := shard.due(samples))
     missing = shard.lacking(samples, parts)
-    say(
-        f"shard {shard.name}: {len(samples)} samples, {len(samples) - len(missing)} already whole; layers "
-        f"{list(wanted.layers)}, formats {', '.join(shard.formats)}, backend {settings['backend']}"
-    )
-    if SPECULATORS.intersection(shard.formats):
-        say(f"speculators counts these layers as {layer_ids(wanted.layers)}")
+    say_what_is_due(shard, samples, missing, settings["backend"])
     size = size_on_disk(settings, model, wanted)
     if shard.name == CANARY:
         check_room_for_run(size, samples, run, settings)
     if missing:
         check_granted(around.server["tensor_parallel"], around.gpus_granted)
+        job = describe_job(shard, target, samples, missing, settings, around, available, run)
         lengths = [len(sample) for sample in missing]
-        job = Job(
-            shard,
-            target,
-            samples,
-            missing,
-            settings,
-            around.sampling,
-            ServerSettings(around.server, around.server_logs, around.scratch, around.stand_in),
-            available,
-            run,
-            read_canary(index.with_name(f"{CANARY}.parquet"))
-            if awaits(shard.name, index)
-            else None,
-        )
-        if job.canary is None and not job.is_canary:
-            say("no canary: no other backend is compared, and sizes are held against nothing")
         with reserved(index.parent, shard.name, size, lengths, settings["max_disk_gb"]):
             parts = capture_missing(job, due, parts)
     finish_shard(folder, shard.formats, samples)
@@ -130,6 +110,39 @@ def extract_hidden_states(
     }
     write_index(index, [parts[key] for key in due], facts)
     shutil.rmtree(around.scratch, ignore_errors=True)
+
+
+def say_what_is_due(
+    shard: Shard, samples: Sequence[Sample], missing: Sequence[Sample], backend: str
+) -> None:
+    """Log what is there, what is to be captured, and how."""
+    say(
+        f"shard {shard.name}: {len(samples)} samples, {len(samples) - len(missing)} already whole; layers "
+        f"{list(shard.layers)}, formats {', '.join(shard.formats)}, backend {backend}"
+    )
+    if SPECULATORS.intersection(shard.formats):
+        say(f"speculators counts these layers as {layer_ids(shard.layers)}")
+
+
+def describe_job(
+    shard: Shard,
+    target: Target,
+    samples: Sequence[Sample],
+    missing: Sequence[Sample],
+    settings: Settings,
+    around: Around,
+    available: list[Device],
+    run: Path,
+) -> Job:
+    """Return the capture of the missing samples, with the canary's ranges if there is a canary and this is not it."""
+    index = run / "hidden_states" / f"{CANARY}.parquet"
+    canary = read_canary(index) if shard.name != CANARY and index.exists() else None
+    if canary is None and shard.name != CANARY:
+        say("no canary: no other backend is compared, and sizes are held against nothing")
+    server = ServerSettings(around.server, around.server_logs, around.scratch, around.stand_in)
+    return Job(
+        shard, target, samples, missing, settings, around.sampling, server, available, run, canary
+    )
 
 
 def choose_wanted(settings: Settings, model: Model) -> Wanted:
@@ -246,11 +259,6 @@ def check_room_for_run(size: Size, samples: list[Sample], run: Path, settings: S
         settings["samples"],
         settings["max_disk_gb"],
     )
-
-
-def awaits(shard: str, index: Path) -> bool:
-    """Tell whether there is a canary whose ranges the shard is held against."""
-    return shard != CANARY and index.with_name(f"{CANARY}.parquet").exists()
 
 
 def write_index(index: Path, parts: Sequence[Part], facts: dict[str, str]) -> None:
