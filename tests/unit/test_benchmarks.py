@@ -227,7 +227,9 @@ def test_all_sides_of_the_capture_benchmark_take_every_token(tiny_llama: Path):
     samples = [[5] * length for length in (3, 30, 7, 12, 20)]
     told = capture_rate.beside_forwards(tiny_llama, samples, 2, 2, "float32", LAYERS)
     capture_rate.check(told, 72)
-    assert all(run["wall_s"] > 0 and run["cpu_s"] >= 0 for runs in told.values() for run in runs)
+    runs = [run for side in told.values() for run in side]
+    assert all(run["wall_s"] > 0 for run in runs)
+    assert sum(run["cpu_s"] for run in runs) > 0  # counted in ticks: a single tiny forward may take none
     assert capture_rate.table(told).count("\n") == 1 + len(told) == 4
     with pytest.raises(RuntimeError, match=r"bare forward.*\[72, 72\] tokens of 73"):
         capture_rate.check({"bare": told["bare"]}, 73)
