@@ -229,7 +229,8 @@ def test_all_sides_of_the_capture_benchmark_take_every_token(tiny_llama: Path):
     capture_rate.check(told, 72)
     runs = [run for side in told.values() for run in side]
     assert all(run["wall_s"] > 0 for run in runs)
-    assert sum(run["cpu_s"] for run in runs) > 0  # counted in ticks: a single tiny forward may take none
+    # counted in ticks: a single tiny forward may take none
+    assert sum(run["cpu_s"] for run in runs) > 0
     assert capture_rate.table(told).count("\n") == 1 + len(told) == 4
     with pytest.raises(RuntimeError, match=r"bare forward.*\[72, 72\] tokens of 73"):
         capture_rate.check({"bare": told["bare"]}, 73)
